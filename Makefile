@@ -1,0 +1,44 @@
+# The commands of everyday work. CMake builds; scripts/setup brings what a bare machine lacks.
+# (CMake asks scripts/setup for llama.cpp and the tests' model by itself.)
+
+TOOL := build/release/morphkv
+SOURCE_DIRS := include src integrations apps tests bench examples
+
+.PHONY: help setup configure build demo model test bench format tidy clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup:
+	@scripts/setup system
+
+configure: setup
+	@cmake --preset release >/dev/null
+
+build: configure ## set up and build (release)
+	@cmake --build --preset release
+
+demo: configure ## set up, build, and answer from a prompt longer than the budget
+	@cmake --build --preset release --target morphkv_cli
+	@model=$$(scripts/setup model) && \
+	$(TOOL) run -m "$$model" --chat -f examples/demo_prompt.txt \
+	  --budget 512 --prefill whole -n 64 --temp 0 && \
+	printf '\ntool:  %s\nmodel: %s\n' $(TOOL) "$$model"
+
+model: setup ## print the path of the test model, fetching it if need be
+	@scripts/setup model
+
+test: build ## set up, build and run every test
+	@ctest --preset release
+
+bench: build ## run the benchmarks
+	@model=$$(scripts/setup model) && build/release/bench/decode_speed -m "$$model"
+
+format: ## format the sources in place
+	@find $(SOURCE_DIRS) -name '*.h' -o -name '*.cc' | xargs clang-format -i
+
+tidy: setup ## run clang-tidy over the sources
+	@cmake --workflow --preset tidy
+
+clean: ## remove the build directories; downloads and llama.cpp stay in the cache
+	@rm -rf build

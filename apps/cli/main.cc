@@ -1,0 +1,38 @@
+// The command-line tool: flags -> session. Nothing here knows how a cache is bounded.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "morphkv/version.h"
+#include "run_command.h"
+
+namespace {
+
+// Help on standard output with code 0; everything else is one line on standard error with code 2.
+int report(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);
+  std::fprintf(stderr, "morphkv: error: %s (morphkv run --help shows every option)\n",
+               error.what());
+  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Large language models with a KV cache of constant size.", "morphkv");
+  app.set_version_flag("--version", "morphkv " + std::string(morphkv::kVersion));
+  app.require_subcommand(1);
+  morphkv::cli::RunCommand run(app);
+
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  arguments = morphkv::cli::expand_short_options(std::move(arguments));
+  std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 asks for
+  try {
+    app.parse(std::move(arguments));
+  } catch (const CLI::ParseError& error) {
+    return report(app, error);
+  }
+  return run.run();
+}

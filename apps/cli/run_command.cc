@@ -1,0 +1,416 @@
+#include "run_command.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+
+#include "morphkv/llama_cpp/model_file.h"
+#include "morphkv/llama_cpp/session.h"
+#include "morphkv/policy.h"
+#include "progress.h"
+#include "run_record.h"
+#include "text_stream.h"
+
+namespace morphkv::cli {
+
+using namespace llama_cpp;  // NOLINT: the whole file is about its types
+
+struct RunOptions {
+  std::string model;
+  std::string prompt;
+  std::string file;
+  std::string system;
+  std::string json;
+  SessionOptions session;
+  int n_gpu_layers = -1;
+  bool has_prompt = false;
+  bool chat = false;
+  bool pin_system = false;
+  bool verbose = false;
+};
+
+namespace {
+
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+
+struct ShortOption {
+  std::string_view short_name;
+  std::string_view long_name;
+};
+constexpr std::array kShortOptions = {
+    ShortOption{"-ub", "--ubatch-size"},   ShortOption{"-ctk", "--cache-type-k"},
+    ShortOption{"-ctv", "--cache-type-v"}, ShortOption{"-ngl", "--n-gpu-layers"},
+    ShortOption{"-fa", "--flash-attn"},    ShortOption{"-sys", "--system-prompt"},
+};
+
+// An option whose text must be a number in [low, high]; the message names all three.
+template <typename Number, typename Low, typename High>
+CLI::Option* add_number(CLI::App* app, const std::string& names, Number& target, Low low, High high,
+                        const std::string& help) {
+  const std::string name =
+      names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
+  auto parse = [&target, low, high, name](const std::string& text) {
+    Number value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool number = error == std::errc() && end == text.data() + text.size();
+    if (!number || !(value >= static_cast<Number>(low)) || !(value <= static_cast<Number>(high))) {
+      std::ostringstream message;
+      message << name << " '" << text << "' is not a"
+              << (std::is_integral_v<Number> ? " whole" : "") << " number from " << low << " to "
+              << high;
+      throw CLI::ValidationError(message.str());
+    }
+    target = value;
+  };
+  std::ostringstream initial;
+  initial << target;
+  return app->add_option_function<std::string>(names, parse, help)
+      ->type_name(std::is_integral_v<Number> ? "N" : "X")
+      ->default_str(initial.str());
+}
+
+// An option that takes one of a few words.
+template <typename Value>
+CLI::Option* add_choice(CLI::App* app, const std::string& names, Value& target,
+                        std::vector<std::pair<std::string, Value>> choices,
+                        const std::string& help) {
+  std::string words;
+  std::string initial;
+  for (const auto& [word, value] : choices) {
+    words += (words.empty() ? "" : ", ") + word;
+    if (value == target && initial.empty()) initial = word;
+  }
+  const std::string name = names.substr(names.find("--"));
+  auto parse = [&target, choices, name, words](const std::string& text) {
+    const auto found = std::find_if(choices.begin(), choices.end(),
+                                    [&](const auto& choice) { return choice.first == text; });
+    if (found == choices.end()) {
+      throw CLI::ValidationError(name + " '" + text + "' is not one of " + words);
+    }
+    target = found->second;
+  };
+  return app->add_option_function<std::string>(names, parse, help + ": " + words)
+      ->type_name("WORD")
+      ->default_str(initial);
+}
+
+void add_input_options(CLI::App* app, RunOptions& o) {
+  auto* group = app->add_option_group("Input and output");
+  group
+      ->add_option("-m,--model", o.model,
+                   "GGUF model file (`make model` prints the path of a small one)")
+      ->type_name("FILE");
+  group
+      ->add_option_function<std::string>(
+          "-p,--prompt",
+          [&o](const std::string& text) {
+            o.prompt = text;
+            o.has_prompt = true;
+          },
+          "prompt; with -f it follows the file's text. Without -p and -f: standard input")
+      ->type_name("TEXT");
+  group->add_option("-f,--file", o.file, "file with the prompt; - is standard input")
+      ->type_name("FILE");
+  group->add_option("--system-prompt", o.system, "(-sys) system message of --chat")
+      ->type_name("TEXT");
+  group->add_flag("--chat", o.chat, "put the prompt into the model's chat template");
+  group->add_option("--json", o.json, "write a record of the run to this file")->type_name("FILE");
+  group->add_flag("-v,--verbose", o.verbose, "show the engine's log");
+}
+
+void add_cache_options(CLI::App* app, SessionOptions& s, bool& pin_system) {
+  CacheConfig& c = s.evictor.cache;
+  auto* group = app->add_option_group("Cache", "What each KV head keeps");
+  add_number(group, "--budget", c.budget, 1, kMaxBudget, "rows per KV head and layer");
+  add_number(group, "--sinks", c.n_sink, 0, kMaxBudget, "first positions that are never evicted");
+  add_number(group, "--window", c.window, 1, kMaxBudget,
+             "last tokens whose queries score the others; protected");
+  add_number(group, "--recent", c.recent, 0, kMaxBudget,
+             "protected tail, at least the window; 0 = the window");
+  add_number(group, "--pool", c.pool, 1, kMaxBudget,
+             "odd width of the neighbour maximum over scores; 1 = off");
+  add_choice<Fusion>(group, "--fuse", c.fusion, {{"mean", Fusion::kMean}, {"max", Fusion::kMax}},
+                     "how the window's weights become one score");
+  add_choice<QuerySource>(group, "--queries", c.queries,
+                          {{"attention", QuerySource::kAttention}, {"keys", QuerySource::kKeys}},
+                          "what asks: the model's queries, or the stored keys in their place");
+  group
+      ->add_option_function<std::string>(
+          "--policy",
+          [&c](const std::string& name) {
+            if (!is_policy_name(name)) {
+              throw CLI::ValidationError("--policy '" + name + "' is not one of " +
+                                         policy_names_text());
+            }
+            c.policy = name;
+          },
+          "which rows to keep: " + policy_names_text())
+      ->type_name("WORD")
+      ->default_str(c.policy);
+  add_choice<Prefill>(
+      group, "--prefill", s.prefill, {{"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
+      "prompts beyond the budget: in pieces at constant memory, or whole and then compressed");
+  group->add_flag("--pin-system", pin_system, "make the whole system message sinks");
+  const std::vector<std::pair<std::string, ggml_type>> types = {
+      {"f16", GGML_TYPE_F16}, {"q8_0", GGML_TYPE_Q8_0}, {"q4_0", GGML_TYPE_Q4_0}};
+  add_choice<ggml_type>(group, "--cache-type-k", s.type_k, types, "(-ctk) type of stored keys");
+  add_choice<ggml_type>(group, "--cache-type-v", s.type_v, types, "(-ctv) type of stored values");
+}
+
+void add_engine_options(CLI::App* app, RunOptions& o) {
+  SessionOptions& s = o.session;
+  auto* group = app->add_option_group("Generation", "As in llama.cpp's own tools");
+  add_number(group, "-n,--predict", s.max_tokens, -1, kMaxInt,
+             "tokens to generate; -1 = until the model ends or its trained length");
+  add_number(group, "-t,--threads", s.threads, 0, 1024, "threads; 0 = one per core");
+  add_number(group, "--ubatch-size", s.micro_batch, 1, 1 << 20,
+             "(-ub) most tokens evaluated at once");
+  add_number(group, "--n-gpu-layers", o.n_gpu_layers, -1, kMaxInt,
+             "(-ngl) layers on a GPU, if there is one; -1 = all");
+  add_choice<bool>(group, "--flash-attn", s.flash_attention,
+                   {{"on", true}, {"auto", true}, {"off", false}},
+                   "(-fa) flash attention; off is refused");
+  group
+      ->add_option_function<std::string>(
+          "-s,--seed",
+          [&s](const std::string& text) {
+            std::int64_t seed = 0;
+            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+            if (error != std::errc() || end != text.data() + text.size() || seed < -1 ||
+                seed > std::numeric_limits<std::uint32_t>::max()) {
+              throw CLI::ValidationError("--seed '" + text +
+                                         "' is not a whole number from -1 to 4294967295");
+            }
+            s.sampling.seed = seed < 0 ? LLAMA_DEFAULT_SEED : static_cast<std::uint32_t>(seed);
+            s.evictor.cache.seed = seed < 0 ? 0 : static_cast<std::uint64_t>(seed);
+          },
+          "seed of sampling and of policy random; -1 = a random one")
+      ->type_name("N")
+      ->default_str("-1");
+  SamplingOptions& sampling = s.sampling;
+  add_number(group, "--temp", sampling.temperature, 0.0f, 100.0f,
+             "temperature; 0 = always the likeliest token");
+  add_number(group, "--top-k", sampling.top_k, 0, kMaxInt, "sample from the k likeliest; 0 = all");
+  add_number(group, "--top-p", sampling.top_p, 0.0f, 1.0f,
+             "sample from the likeliest that make up p; 1 = all");
+  add_number(group, "--min-p", sampling.min_p, 0.0f, 1.0f,
+             "least share of the likeliest token's probability; 0 = off");
+  add_number(group, "--repeat-penalty", sampling.repeat_penalty, 0.01f, 100.0f,
+             "penalty on repeated tokens; 1 = none");
+  add_number(group, "--repeat-last-n", sampling.repeat_last_n, 0, 1 << 20,
+             "tokens that --repeat-penalty looks at");
+  group->add_flag("--ignore-eos", s.ignore_eos, "go on when the model wants to end");
+  group->add_flag("--allow-past-training", s.allow_past_training,
+                  "go on beyond the length the model was trained for");
+}
+
+std::string read_stream(std::istream& in) {
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+std::string read_prompt_file(const std::string& path) {
+  if (path == "-") {
+    if (isatty(STDIN_FILENO) == 1)
+      std::fputs("reading the prompt from the terminal; end it with Ctrl-D\n", stderr);
+    return read_stream(std::cin);
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::string text = file ? read_stream(file) : "";
+  if (!file) throw std::invalid_argument("prompt file '" + path + "' cannot be read");
+  return text;
+}
+
+std::string gather_prompt(const std::string& file, bool has_prompt, const std::string& prompt) {
+  std::string text;
+  if (!file.empty() || !has_prompt) text = read_prompt_file(file.empty() ? "-" : file);
+  if (!file.empty() && has_prompt) text += "\n\n";
+  text += prompt;
+  if (text.empty())
+    throw std::invalid_argument("the prompt is empty: give it with -p, -f or on standard input");
+  if (const auto bad = first_invalid_utf8(text); bad != std::string::npos) {
+    throw std::invalid_argument("the prompt is no valid UTF-8 at byte " + std::to_string(bad) +
+                                ": convert the text to UTF-8");
+  }
+  return text;
+}
+
+std::vector<ChatMessage> system_message(const std::string& text) {
+  return text.empty() ? std::vector<ChatMessage>{} : std::vector<ChatMessage>{{"system", text}};
+}
+
+// Tokens that the system message takes at the start of `prompt`.
+int system_tokens(const llama_model* model, const std::string& system,
+                  std::span<const llama_token> prompt) {
+  const auto alone =
+      tokenize(model, apply_chat_template(model, system_message(system), false), true);
+  const auto [end, ignored] =
+      std::mismatch(alone.begin(), alone.end(), prompt.begin(), prompt.end());
+  return static_cast<int>(end - alone.begin());
+}
+
+std::string sinks_text(const llama_model* model, std::span<const llama_token> prompt, int n_sink) {
+  std::string out = "sinks:";
+  for (const llama_token token :
+       prompt.first(std::min(prompt.size(), static_cast<std::size_t>(n_sink)))) {
+    std::string text = token_text(model, token, true);
+    for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2)
+      text.replace(at, 1, "\\n");
+    out += " [" + text + "]";
+  }
+  return out;
+}
+
+void set_engine_log(bool verbose) {
+  llama_log_set(
+      [](ggml_log_level level, const char* text, void* show_all) {
+        if (show_all != nullptr || level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+      },
+      verbose ? stderr : nullptr);
+}
+
+int fail(int code, const std::string& what) {
+  std::fprintf(stderr, "morphkv: error: %s\n", what.c_str());
+  return code;
+}
+
+// Everything that can be wrong is found before the weights are loaded.
+std::vector<llama_token> prepare(RunOptions& o) {
+  if (o.model.empty()) {
+    throw std::invalid_argument(
+        "no model: give a GGUF file with -m (`make model` prints the path of a small one)");
+  }
+  validate(o.session.evictor.cache);
+  if (!o.chat && (!o.system.empty() || o.pin_system)) {
+    throw std::invalid_argument(
+        "--system-prompt and --pin-system are about chat templates: add --chat");
+  }
+  if (o.pin_system && o.system.empty()) {
+    throw std::invalid_argument(
+        "--pin-system has no system message to pin: give one with --system-prompt");
+  }
+  if (!o.json.empty()) require_writable(o.json);
+  const ModelPtr vocabulary = load_model(o.model, {.vocab_only = true, .progress = {}});
+  std::string prompt_text = gather_prompt(o.file, o.has_prompt, o.prompt);
+  if (o.chat) {
+    auto messages = system_message(o.system);
+    messages.push_back({"user", prompt_text});
+    prompt_text = apply_chat_template(vocabulary.get(), messages);
+  }
+  auto tokens = tokenize(vocabulary.get(), prompt_text, o.chat);
+  if (!o.session.allow_past_training)
+    require_within_training(tokens.size(), trained_length(vocabulary.get()));
+  if (o.pin_system) {
+    CacheConfig& cache = o.session.evictor.cache;
+    cache.n_sink = std::max(cache.n_sink, system_tokens(vocabulary.get(), o.system, tokens));
+    validate(cache);
+  }
+  return tokens;
+}
+
+RunRecord answer(const RunOptions& o, const llama_model* model,
+                 std::span<const llama_token> tokens) {
+  Session session(model, o.session);
+  Progress progress;
+  TextStream stream;
+  RunRecord record{o.model, o.session, {}, {}, 0};
+  const auto print = [&](const std::string& text) {
+    record.text += text;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  };
+  const int budget = o.session.evictor.cache.budget;
+  SessionCallbacks callbacks;
+  callbacks.cancelled = [] { return interrupted() || std::ferror(stdout) != 0; };
+  callbacks.on_notice = [](std::string_view text) {
+    std::fprintf(stderr, "note: %.*s\n", static_cast<int>(text.size()), text.data());
+  };
+  callbacks.on_prompt = [&](int done, int total) {
+    if (total <= budget) return;
+    progress.show("reading", done, total,
+                  std::to_string(done) + " / " + std::to_string(total) + " tokens");
+    if (done == total) progress.clear();
+  };
+  callbacks.on_token = [&](llama_token, std::string_view text, double) {
+    print(stream.push(text));
+  };
+  record.result = session.run(tokens, callbacks);
+  print(stream.finish());
+  if (!record.text.empty() && record.text.back() != '\n') std::fputs("\n", stdout);
+  std::fflush(stdout);
+  progress.clear();
+  record.peak_rss_bytes = peak_rss_bytes();
+  return record;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_short_options(std::vector<std::string> arguments) {
+  for (std::string& argument : arguments) {
+    for (const ShortOption& option : kShortOptions) {
+      if (argument == option.short_name) argument = option.long_name;
+    }
+  }
+  return arguments;
+}
+
+RunCommand::RunCommand(CLI::App& app)
+    : command_(app.add_subcommand("run",
+                                  "Answer one prompt; memory stays constant however long it is.")),
+      options_(std::make_unique<RunOptions>()) {
+  // The seed's defaults are those of CacheConfig; real models are scored by their own queries, with
+  // neighbours.
+  options_->session.evictor.cache.queries = QuerySource::kAttention;
+  options_->session.evictor.cache.pool = 7;
+  add_input_options(command_, *options_);
+  add_cache_options(command_, options_->session, options_->pin_system);
+  add_engine_options(command_, *options_);
+}
+
+RunCommand::~RunCommand() = default;
+
+int RunCommand::run() {
+  RunOptions& o = *options_;
+  install_interrupt();
+  set_engine_log(o.verbose);
+  llama_backend_init();
+  try {
+    const std::vector<llama_token> tokens = prepare(o);
+    Progress progress;
+    const ModelPtr model = load_model(
+        o.model, {.n_gpu_layers = o.n_gpu_layers, .vocab_only = false, .progress = [&](float done) {
+                    progress.show("loading", done, 1.0);
+                    return !interrupted();
+                  }});
+    progress.clear();
+    if (!model) {
+      std::fputs("interrupted while the model was loading\n", stderr);
+      return 0;
+    }
+    std::fprintf(stderr, "%s\n",
+                 sinks_text(model.get(), tokens, o.session.evictor.cache.n_sink).c_str());
+    const RunRecord record = answer(o, model.get(), tokens);
+    std::fprintf(stderr, "\n%s", to_table(record).c_str());
+    if (!o.json.empty()) write_file(o.json, to_json(record));
+    return 0;
+  } catch (const std::invalid_argument& error) {
+    return fail(2, error.what());
+  } catch (const BadModelFile& error) {
+    return fail(2, error.what());
+  } catch (const Unsupported& error) {
+    return fail(2, error.what());
+  } catch (const std::exception& error) {
+    return fail(1, error.what());
+  }
+}
+
+}  // namespace morphkv::cli

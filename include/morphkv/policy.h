@@ -1,0 +1,98 @@
+// The family of scoring rules. A policy scores the rows of one head; who is protected, who leaves
+// and where rows go is not its business (victim.h, row_moves.h). To add one: implement HeadPolicy
+// and Policy, and name it in policy.cc, or hand your own to LayerRetention.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "morphkv/config.h"
+#include "morphkv/keep_set.h"
+#include "morphkv/tensor_view.h"
+
+namespace morphkv {
+
+// What a policy must be shown, and how often it evicts.
+struct PolicyTraits {
+  bool evicts = true;          // false: the cache grows without limit (policy full)
+  bool needs_keys = false;     // NewRows::keys is valid
+  bool needs_queries = false;  // NewRows::queries is valid
+  bool evicts_per_token =
+      false;           // true: one eviction per token; false: all of a call leave at its end
+  bool pools = false;  // scores mean importance, so neighbours may lend theirs (config.pool)
+};
+
+// Scratch memory that the heads of one thread share, sized once.
+struct Workspace {
+  Workspace(int max_slots, int max_group, int max_dim);
+  static constexpr int kBlock = 32;  // tokens whose logits a keys policy computes in one product
+
+  std::vector<float> logits;       // [max(kBlock, group), slot]
+  std::vector<float> queries;      // [kBlock, dim]
+  std::vector<float> slot_scores;  // [slot]
+  std::vector<float> scores;       // [rank]
+  std::vector<float> pooled;       // [rank]
+  std::vector<int> ranks;          // [2, rank] victims, and what they are chosen from
+};
+
+// The rows that a call brings to one head.
+struct NewRows {
+  std::span<const int> slots;  // [token] where they lie
+  RowsView keys;               // [slot, dim] all rows of the head, old and new
+  QueriesView queries;         // [token, group, dim] of the last queries.tokens tokens of the call
+  float scale = 1.0f;          // of query . key in the model's attention
+  float softcap = 0.0f;        // soft cap of the model's attention logits, 0 = none
+};
+
+// The state that one head keeps for its policy. Called once or a few times per call, never per row.
+class HeadPolicy {
+ public:
+  virtual ~HeadPolicy() = default;
+
+  // The tokens [first, first + count) of the call were just appended to `keep` as its last ranks.
+  // With evicts_per_token, count is 1.
+  virtual void append(const KeepSet& keep, const NewRows& rows, int first, int count,
+                      Workspace& workspace) = 0;
+  // scores[rank] for every row held; the least one leaves. Higher = keep longer.
+  virtual void score(const KeepSet& keep, std::span<float> scores, Workspace& workspace) = 0;
+  // The row in `slot` has left; the row in `from` now lies in `to`.
+  virtual void erase(int slot) { static_cast<void>(slot); }
+  virtual void move(int from, int to) {
+    static_cast<void>(from);
+    static_cast<void>(to);
+  }
+  virtual void clear() {}
+  // From now on slots are 0 .. max_slots - 1; no row lies beyond. Allocates.
+  virtual void resize(int max_slots) { static_cast<void>(max_slots); }
+};
+
+// Where a head stands, for policies that tell heads apart.
+struct HeadId {
+  int layer = 0;
+  int head = 0;
+};
+
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  virtual std::string_view name() const = 0;
+  virtual PolicyTraits traits() const = 0;
+  // Allocates all that the head will ever need, for slots 0 .. max_slots - 1.
+  virtual std::unique_ptr<HeadPolicy> make_head(HeadId id, int max_slots) const = 0;
+};
+
+// The policy that config.policy names. Throws std::invalid_argument like validate().
+//   morphkv    attention or key similarity of the last `window` tokens (Ghadia et al., ICML 2025,
+//   arXiv 2503.00979) streaming  sinks and the most recent rows (Xiao et al., ICLR 2024, arXiv
+//   2309.17453) random     a uniform sample of the unprotected rows seen: each row draws one
+//   priority, from config.seed full       evicts nothing
+std::unique_ptr<Policy> make_policy(const CacheConfig& config);
+
+bool is_policy_name(std::string_view name);
+// "morphkv, streaming, random, full"
+std::string policy_names_text();
+
+}  // namespace morphkv

@@ -1,0 +1,40 @@
+// Strided, non-owning views of key and query rows. Shapes are written in brackets, outermost axis
+// first. Views do not check their memory; whoever makes one guarantees that it stays valid while it
+// is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace morphkv {
+
+enum class DType : std::uint8_t { kF16, kBF16, kF32 };
+
+// Bytes of one element.
+constexpr std::size_t size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+// Keys or values of one KV head: [slot, dim], the elements of a row contiguous.
+struct RowsView {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kF16;
+  std::int64_t slot_stride = 0;  // bytes from one slot to the next
+  int dim = 0;                   // D
+
+  const std::byte* row(int slot) const { return data + slot * slot_stride; }
+};
+
+// Queries of the group that reads one KV head, oldest token first: [token, group, dim], float.
+struct QueriesView {
+  const float* data = nullptr;
+  std::int64_t token_stride = 0;  // elements from one token to the next
+  std::int64_t group_stride = 0;  // elements from one query head to the next
+  int tokens = 0;
+  int group = 0;  // G, query heads per KV head
+  int dim = 0;    // D
+
+  const float* query(int token, int g) const {
+    return data + token * token_stride + g * group_stride;
+  }
+};
+
+}  // namespace morphkv

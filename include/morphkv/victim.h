@@ -1,0 +1,29 @@
+// Which rows leave: protection, the smallest scores, and the tie rule.
+#pragma once
+
+#include <span>
+
+#include "morphkv/config.h"
+
+namespace morphkv {
+
+// Ranks that may be evicted: [first, last).
+struct EvictableRanks {
+  int first = 0;
+  int last = 0;
+};
+
+// Sinks are the first n_sink rows held, the tail the last protected_tail() of them; both are safe.
+constexpr EvictableRanks evictable_ranks(int rows, int n_sink, int protected_tail) {
+  const int last = rows - protected_tail;
+  return {n_sink, last > n_sink ? last : n_sink};
+}
+
+// Writes the ranks of the out.size() evictable rows with the least scores to `out`, ascending.
+// Tie rule: of equal scores the lowest position (rank) leaves first. A score that is no number
+// counts as least. `scratch` is as long as `scores`. There must be at least out.size() evictable
+// rows.
+void choose_victims(std::span<const float> scores, EvictableRanks evictable, std::span<int> scratch,
+                    std::span<int> out);
+
+}  // namespace morphkv

@@ -1,0 +1,66 @@
+// The ring of one head: for each of the last `window` queries, its weights on the stored rows.
+// Logits between two stored vectors never change, so a new token costs one pass over the keys and
+// nothing is recomputed (ARCHITECTURE.md, "what a step costs"). Two ways to fill it, one per query
+// source.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "morphkv/config.h"
+#include "morphkv/keep_set.h"
+#include "morphkv/tensor_view.h"
+
+namespace morphkv {
+
+class WindowLogits {
+ public:
+  // Holds [query, slot] floats, allocated here once: one array for kAttention, two for kKeys.
+  WindowLogits(QuerySource source, int window, int max_slots);
+
+  // kKeys. The row in `slot`, the last of `keep`, enters the window as a query. `logits` [slot] are
+  // its scaled products with the rows of `keep` (itself included); other entries are ignored. The
+  // products are symmetric, so they also become the newcomer's column in the rows of the older
+  // queries.
+  void push_key(std::span<const int> keep_slots, const float* logits);
+
+  // kAttention. Opens the next row of the ring, all zero, for the caller to add weights [slot] to.
+  // They are probabilities over the rows that the query could see when it was asked, and stay as
+  // they are.
+  float* push_query();
+
+  int window() const { return window_; }
+  int queries() const { return filled_; }
+  int max_slots() const { return max_slots_; }
+
+  // Weights of query i (in [0, queries()), no particular order) on each slot; 0 for a slot not
+  // held.
+  const float* weights(int i) const { return weights_.data() + offset(i); }
+  // Sum of weights(i) over the slots below `slot_limit`; what makes them probabilities for kKeys. 1
+  // for kAttention. Mutates: a row whose reference has gone stale is taken anew from its logits.
+  float normaliser(int i, int slot_limit);
+
+  void erase(int slot);
+  void move(int from, int to);
+  void clear();
+  // Keeps the columns below `max_slots`. Allocates.
+  void resize(int max_slots);
+
+ private:
+  std::size_t offset(int i) const {
+    return static_cast<std::size_t>(i) * static_cast<std::size_t>(max_slots_);
+  }
+  void refresh(int i);
+
+  QuerySource source_;
+  int window_;
+  int max_slots_;
+  int filled_ = 0;
+  int next_ = 0;                  // ring row that the next query takes
+  std::vector<float> weights_;    // [query, slot] exp(logit - reference), or probabilities
+  std::vector<float> logits_;     // [query, slot] kKeys only; -infinity for a slot not held
+  std::vector<float> reference_;  // [query] subtracted from the logits
+  std::vector<int> query_slot_;   // [query] slot of the key that asks; kKeys only
+};
+
+}  // namespace morphkv

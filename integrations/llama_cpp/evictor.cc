@@ -1,0 +1,384 @@
+#include "morphkv/llama_cpp/evictor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "cell_ledger.h"
+#include "kv_store.h"
+#include "morphkv/policy.h"
+#include "morphkv/retention.h"
+#include "tensor_tap.h"
+
+namespace morphkv::llama_cpp {
+namespace {
+
+constexpr llama_seq_id kSequence = 0;
+constexpr int kMinMicroBatch = 32;
+constexpr float kPoison = 3e4f;
+
+void check_model(const llama_model* model, const CacheConfig& config, bool evicts) {
+  const auto refuse = [](const std::string& why) {
+    throw Unsupported("this model cannot be bounded: " + why);
+  };
+  if (llama_model_is_recurrent(model)) refuse("it is recurrent and has no KV cache of rows");
+  if (llama_model_is_hybrid(model)) refuse("it is a hybrid with recurrent layers");
+  if (llama_model_is_diffusion(model)) refuse("it is a diffusion model");
+  if (llama_model_has_encoder(model)) refuse("it has an encoder");
+  if (!llama_model_has_decoder(model)) refuse("it has no decoder");
+  const int n_swa = llama_model_n_swa(model);
+  if (evicts && n_swa > config.budget - config.n_sink) {
+    refuse("its sliding window of " + std::to_string(n_swa) +
+           " tokens is larger than budget - n_sink = " +
+           std::to_string(config.budget - config.n_sink) + "; use a budget of at least " +
+           std::to_string(n_swa + config.n_sink));
+  }
+}
+
+// The engine rounds the number of cells up to this.
+constexpr int kCellGranularity = 256;
+constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+class Evictor::Impl {
+ public:
+  Impl(const llama_model* model, EvictorOptions options)
+      : model_(model),
+        options_(std::move(options)),
+        policy_(make_policy(options_.cache)),
+        tap_(options_.cache.window) {
+    check_model(model, options_.cache, policy_->traits().evicts);
+  }
+
+  std::string attach(llama_context_params& params, int call_tokens);
+  void bind(llama_context* context);
+  void after_decode();
+  void clear();
+  std::vector<std::uint8_t> take_rows();
+  void put_rows(const std::vector<std::uint8_t>& rows);
+
+  Position offset() const { return ledger_ ? ledger_->offset() : 0; }
+  EvictorStats stats() const;
+  const CacheConfig& config() const { return options_.cache; }
+  std::vector<BoundLayer> snapshot() const;
+  std::vector<std::string> violations() const;
+
+ private:
+  // A layer that is bounded: where its rows lie and who decides about them.
+  struct Layer {
+    TappedLayer tapped;
+    KvStore store;
+    LayerRetention retention;
+  };
+
+  void evaluate_one_token() const;
+  void allocate();
+  int accept_tokens();
+  void append_rows(std::size_t layer, std::span<const int> cells, Position first_position);
+  void free_cells(int n);
+
+  const llama_model* model_;
+  EvictorOptions options_;
+  std::unique_ptr<Policy> policy_;
+  TensorTap tap_;
+  llama_context* context_ = nullptr;
+  int n_cells_ = 0;
+  bool rows_taken_ = false;  // rows are on their way from one context to another
+
+  std::optional<CellLedger> ledger_;
+  std::vector<Layer> layers_;
+  std::size_t swa_bytes_per_cell_ =
+      0;  // of the layers that are not bounded, and how many cells they have
+  int swa_cells_ = 0;
+  std::size_t bytes_allocated_ = 0;
+
+  std::optional<Workspace> workspace_;
+  KvScratch scratch_;
+  std::vector<int> new_cells_;
+  std::vector<int> cells_held_;
+  std::vector<QueriesView> queries_;
+  std::vector<RowMove> moves_;
+  FreePlan plan_;
+  std::int64_t rows_evicted_ = 0;
+  double evict_ms_ = 0.0;
+};
+
+std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens) {
+  if (params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED) {
+    throw Unsupported(
+        "flash attention is off: V is then stored transposed and queries cannot be read; "
+        "switch flash attention on");
+  }
+  if (params.n_seq_max > 1) {
+    throw Unsupported("n_seq_max " + std::to_string(params.n_seq_max) +
+                      ": one sequence per context can be bounded; use n_seq_max 1");
+  }
+  const int budget = options_.cache.budget;
+  std::string notice;
+  const int asked = static_cast<int>(params.n_ubatch == 0 ? params.n_batch : params.n_ubatch);
+  const bool evicts = policy_->traits().evicts;
+  const int micro_batch = evicts ? std::min(asked, std::max(budget, kMinMicroBatch)) : asked;
+  if (micro_batch < asked) {
+    notice = "micro-batch lowered from " + std::to_string(asked) + " to " +
+             std::to_string(micro_batch) + " tokens, to suit a budget of " +
+             std::to_string(budget) + " rows";
+  }
+  const int call = std::max(micro_batch, call_tokens);
+  int cells = round_up(evicts ? budget + call : call, kCellGranularity);
+  const int n_swa = llama_model_n_swa(model_);
+  if (n_swa > 0 && cells <= round_up(n_swa + micro_batch, kCellGranularity)) {
+    cells += kCellGranularity;  // so that the bounded layers can be told from the sliding ones
+  }
+  params.n_ctx = static_cast<std::uint32_t>(cells);
+  params.n_ubatch = static_cast<std::uint32_t>(micro_batch);
+  params.n_batch = static_cast<std::uint32_t>(micro_batch);
+  params.n_seq_max = 1;
+  params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  params.swa_full = false;
+  tap_.install(params);
+  return notice;
+}
+
+void Evictor::Impl::bind(llama_context* context) {
+  context_ = context;
+  n_cells_ = static_cast<int>(llama_n_ctx_seq(context));
+  tap_.start_survey();
+  evaluate_one_token();
+  const std::string problem = tap_.finish_survey(n_cells_, policy_->traits().needs_queries);
+  if (!problem.empty()) {
+    throw Unsupported("this model cannot be bounded with llama.cpp " +
+                      std::string(llama_version()) + ": " + problem);
+  }
+  for (const TappedLayer& layer : tap_.layers()) {
+    const std::string why = KvStore::unsupported(layer);
+    if (!why.empty()) throw Unsupported("this model cannot be bounded: " + why);
+  }
+  allocate();
+}
+
+void Evictor::Impl::evaluate_one_token() const {
+  const llama_vocab* vocab = llama_model_get_vocab(model_);
+  llama_token token = llama_vocab_bos(vocab);
+  if (token == LLAMA_TOKEN_NULL) token = 0;
+  const int status = llama_decode(context_, llama_batch_get_one(&token, 1));
+  llama_synchronize(context_);
+  llama_memory_clear(llama_get_memory(context_), true);
+  if (status != 0) {
+    throw EngineError("llama_decode of one token failed with status " + std::to_string(status));
+  }
+}
+
+void Evictor::Impl::allocate() {
+  const bool moving = std::exchange(rows_taken_, false);
+  if (!moving) ledger_.emplace(n_cells_, options_.cache.n_sink);
+  std::vector<Layer> layers;
+  bytes_allocated_ = 0;
+  swa_bytes_per_cell_ = 0;
+  swa_cells_ = 0;
+  int max_group = 1;
+  int max_dim = 1;
+  for (const TappedLayer& tapped : tap_.all_layers()) {
+    const KvStore store(tapped);
+    bytes_allocated_ += store.allocated_bytes();
+    if (tapped.k->ne[1] != n_cells_) {
+      swa_cells_ = static_cast<int>(tapped.k->ne[1]);
+      swa_bytes_per_cell_ += store.row_bytes() * static_cast<std::size_t>(tapped.n_head_kv);
+    }
+  }
+  for (const TappedLayer& tapped : tap_.layers()) {
+    max_group = std::max(max_group, tapped.group);
+    max_dim = std::max(max_dim, tapped.dim_k);
+    layers.push_back({tapped, KvStore(tapped),
+                      moving ? std::move(layers_[layers.size()].retention)
+                             : LayerRetention(options_.cache, *policy_, tapped.index,
+                                              tapped.n_head_kv, n_cells_)});
+  }
+  layers_ = std::move(layers);
+  workspace_.emplace(n_cells_, max_group, max_dim);
+  moves_.resize(static_cast<std::size_t>(n_cells_));
+  new_cells_.reserve(static_cast<std::size_t>(n_cells_));
+}
+
+// One call of the rule: note the cells of the new tokens, append their rows, and let the excess
+// leave.
+void Evictor::Impl::after_decode() {
+  const auto start = Clock::now();
+  const Position first_position = offset();
+  const int tokens = accept_tokens();
+  if (tokens > 0) {
+    for (std::size_t i = 0; i < layers_.size(); ++i) append_rows(i, new_cells_, first_position);
+    if (policy_->traits().evicts) free_cells(std::max(0, ledger_->rows() - options_.cache.budget));
+  }
+  tap_.clear_call();
+  evict_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// Takes over the tokens that the engine has kept: all of them, or fewer after an error or an abort.
+int Evictor::Impl::accept_tokens() {
+  if (context_ == nullptr) throw EngineError("after_decode() before bind()");
+  llama_synchronize(context_);
+  const llama_pos newest = llama_memory_seq_pos_max(llama_get_memory(context_), kSequence);
+  const Position tokens = newest + 1 - offset();
+  if (tokens < 0 || tokens > static_cast<Position>(tap_.cells().size())) {
+    throw EngineError("the engine holds tokens up to position " + std::to_string(newest) + ", " +
+                      std::to_string(tap_.cells().size()) +
+                      " tokens were evaluated since position " + std::to_string(offset()) +
+                      ": positions must be consecutive and no other code may edit the memory");
+  }
+  new_cells_.clear();
+  for (Position t = 0; t < tokens; ++t) {
+    new_cells_.push_back(static_cast<int>(tap_.cells()[static_cast<std::size_t>(t)]));
+    ledger_->append(new_cells_.back());
+  }
+  return static_cast<int>(tokens);
+}
+
+void Evictor::Impl::append_rows(std::size_t i, std::span<const int> cells,
+                                Position first_position) {
+  Layer& layer = layers_[i];
+  const PolicyTraits traits = policy_->traits();
+  LayerCall call{.slots = cells,
+                 .first_position = first_position,
+                 .keys = {},
+                 .queries = {},
+                 .scale = layer.tapped.scale,
+                 .softcap = layer.tapped.softcap};
+  if (traits.needs_keys) {
+    cells_held_.assign(layer.retention.keep(0).slots().begin(),
+                       layer.retention.keep(0).slots().end());
+    cells_held_.insert(cells_held_.end(), cells.begin(), cells.end());
+    call.keys = layer.store.keys(cells_held_, scratch_);
+  }
+  queries_.clear();
+  if (traits.needs_queries) {
+    for (int h = 0; h < layer.tapped.n_head_kv; ++h) {
+      queries_.push_back(tap_.queries(i, h, static_cast<int>(cells.size())));
+    }
+    call.queries = queries_;
+  }
+  layer.retention.append(call, *workspace_);
+}
+
+void Evictor::Impl::free_cells(int n) {
+  if (n == 0) return;
+  ledger_->plan_free(n, plan_);
+  for (Layer& layer : layers_) {
+    for (int h = 0; h < layer.tapped.n_head_kv; ++h) {
+      const int n_moves = layer.retention.plan_moves(h, plan_.cells, moves_);
+      const auto moves = std::span(moves_).first(static_cast<std::size_t>(n_moves));
+      layer.store.apply(h, moves, scratch_);
+      layer.retention.apply_moves(h, moves);
+    }
+    if (options_.poison_freed_rows) layer.store.poison(plan_.cells, kPoison, scratch_);
+  }
+  if (!llama_memory_seq_rm(llama_get_memory(context_), kSequence,
+                           static_cast<llama_pos>(plan_.first),
+                           static_cast<llama_pos>(plan_.last))) {
+    throw EngineError("llama_memory_seq_rm refused positions " + std::to_string(plan_.first) +
+                      " to " + std::to_string(plan_.last - 1));
+  }
+  ledger_->free(plan_);
+  rows_evicted_ += n;
+}
+
+void Evictor::Impl::clear() {
+  llama_memory_clear(llama_get_memory(context_), true);
+  ledger_->clear();
+  for (Layer& layer : layers_) layer.retention.clear();
+  tap_.clear_call();
+  rows_evicted_ = 0;
+  evict_ms_ = 0.0;
+}
+
+std::vector<std::uint8_t> Evictor::Impl::take_rows() {
+  std::vector<std::uint8_t> rows(llama_state_seq_get_size(context_, kSequence));
+  rows.resize(llama_state_seq_get_data(context_, rows.data(), rows.size(), kSequence));
+  if (rows.empty()) throw EngineError("llama_state_seq_get_data gave nothing");
+  context_ = nullptr;
+  rows_taken_ = true;
+  return rows;
+}
+
+void Evictor::Impl::put_rows(const std::vector<std::uint8_t>& rows) {
+  if (llama_state_seq_set_data(context_, rows.data(), rows.size(), kSequence) == 0) {
+    throw EngineError("llama_state_seq_set_data refused " + std::to_string(rows.size()) + " bytes");
+  }
+  // The engine writes the cells in use to the first cells of an empty memory, in order.
+  const std::vector<int> in_use = ledger_->cells_in_use();
+  std::vector<RowMove> moves;
+  for (std::size_t i = 0; i < in_use.size(); ++i) {
+    if (in_use[i] != static_cast<int>(i)) moves.push_back({in_use[i], static_cast<int>(i)});
+  }
+  ledger_->compact(n_cells_);
+  for (Layer& layer : layers_) layer.retention.transfer(moves, n_cells_);
+}
+
+EvictorStats Evictor::Impl::stats() const {
+  EvictorStats s;
+  s.tokens_seen = offset();
+  s.rows_evicted = rows_evicted_;
+  s.kv_bytes_allocated = bytes_allocated_;
+  s.evict_ms = evict_ms_;
+  if (layers_.empty()) return s;
+  s.rows_kept = layers_.front().retention.keep(0).size();
+  for (const Layer& layer : layers_) {
+    for (int h = 0; h < layer.tapped.n_head_kv; ++h) {
+      s.kv_bytes_kept +=
+          layer.store.row_bytes() * static_cast<std::size_t>(layer.retention.keep(h).size());
+      s.kv_bytes_full += layer.store.row_bytes() * static_cast<std::size_t>(offset());
+    }
+  }
+  s.kv_bytes_kept +=
+      swa_bytes_per_cell_ * static_cast<std::size_t>(std::min<Position>(offset(), swa_cells_));
+  s.kv_bytes_full += swa_bytes_per_cell_ * static_cast<std::size_t>(offset());
+  return s;
+}
+
+std::vector<BoundLayer> Evictor::Impl::snapshot() const {
+  std::vector<BoundLayer> out;
+  for (const Layer& layer : layers_) {
+    out.push_back({layer.tapped.index, take_snapshot(layer.retention, offset(), n_cells_)});
+  }
+  return out;
+}
+
+std::vector<std::string> Evictor::Impl::violations() const {
+  if (!ledger_) return {};
+  std::vector<std::string> out = llama_cpp::violations(ledger_->snapshot());
+  const std::vector<int> in_use = ledger_->cells_in_use();
+  for (const BoundLayer& layer : snapshot()) {
+    const std::string name = "layer " + std::to_string(layer.index) + ": ";
+    for (const std::string& what : morphkv::violations(layer.rows)) out.push_back(name + what);
+    auto slots = layer.rows.heads.front().slots;
+    std::sort(slots.begin(), slots.end());
+    if (slots != in_use) out.push_back(name + "the rows lie in other cells than the ledger's");
+  }
+  return out;
+}
+
+Evictor::Evictor(const llama_model* model, EvictorOptions options)
+    : impl_(std::make_unique<Impl>(model, std::move(options))) {}
+Evictor::~Evictor() = default;
+Evictor::Evictor(Evictor&&) noexcept = default;
+Evictor& Evictor::operator=(Evictor&&) noexcept = default;
+
+std::string Evictor::attach(llama_context_params& params, int call_tokens) {
+  return impl_->attach(params, call_tokens);
+}
+void Evictor::bind(llama_context* context) { impl_->bind(context); }
+void Evictor::after_decode() { impl_->after_decode(); }
+void Evictor::clear() { impl_->clear(); }
+std::vector<std::uint8_t> Evictor::take_rows() { return impl_->take_rows(); }
+void Evictor::put_rows(const std::vector<std::uint8_t>& rows) { impl_->put_rows(rows); }
+Position Evictor::offset() const { return impl_->offset(); }
+EvictorStats Evictor::stats() const { return impl_->stats(); }
+const CacheConfig& Evictor::config() const { return impl_->config(); }
+std::vector<BoundLayer> Evictor::snapshot() const { return impl_->snapshot(); }
+std::vector<std::string> Evictor::violations() const { return impl_->violations(); }
+
+}  // namespace morphkv::llama_cpp

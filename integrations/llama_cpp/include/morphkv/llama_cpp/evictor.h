@@ -1,0 +1,117 @@
+// Keeps the KV cache of a llama.cpp context at `budget` rows per KV head, from inside anybody's
+// decode loop:
+//
+//   Evictor evictor(model, options);
+//   evictor.attach(params);                       // before the context is made
+//   ContextPtr context(llama_init_from_model(model, params));
+//   evictor.bind(context.get());                  // finds the tensors, allocates
+//   ... llama_decode(context.get(), batch); evictor.after_decode(); ...
+//
+// One sequence (seq_id 0) per context. Uses llama.cpp's public API only. examples/llama_step.cc is
+// a whole loop.
+#pragma once
+
+#include <llama.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "morphkv/config.h"
+#include "morphkv/keep_set.h"
+#include "morphkv/snapshot.h"
+
+namespace morphkv::llama_cpp {
+
+// This model, context or build of llama.cpp cannot be bounded; what() is one line with the reason.
+class Unsupported : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The engine did something that the ledger does not expect, or a call failed.
+class EngineError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct EvictorOptions {
+  CacheConfig cache;
+  // Overwrite the rows of freed cells with 3e4, to show that nobody reads them.
+#ifdef NDEBUG
+  bool poison_freed_rows = false;
+#else
+  bool poison_freed_rows = true;
+#endif
+};
+
+struct EvictorStats {
+  std::int64_t tokens_seen = 0;
+  int rows_kept = 0;                   // per KV head, as measured
+  std::int64_t rows_evicted = 0;       // per KV head
+  std::size_t kv_bytes_kept = 0;       // K and V of the rows held, all layers and heads
+  std::size_t kv_bytes_allocated = 0;  // K and V tensors of the engine
+  std::size_t kv_bytes_full = 0;       // K and V if every token were kept
+  double evict_ms = 0.0;               // time spent in after_decode()
+};
+
+// What a KV head of one layer holds, for tests and tools.
+struct BoundLayer {
+  int index = 0;  // layer number in the model
+  LayerSnapshot rows;
+};
+
+class Evictor {
+ public:
+  // Checks what can be known of the model without a context. Throws std::invalid_argument
+  // (validate()) or Unsupported.
+  Evictor(const llama_model* model, EvictorOptions options);
+  ~Evictor();
+  Evictor(Evictor&&) noexcept;
+  Evictor& operator=(Evictor&&) noexcept;
+
+  // Sets what eviction depends on: n_ctx = budget + max(n_ubatch, call_tokens), n_batch, flash
+  // attention on, one sequence, sliding windows in their own cells, and cb_eval (one that is
+  // already set is called too). n_ubatch is lowered to max(budget, 32). `call_tokens`: most tokens
+  // between two calls of after_decode(); 0 = n_ubatch. With policy full nothing leaves, and
+  // call_tokens is the most tokens there will ever be. Returns one line for the user if it had to
+  // change something the user chose, else "". Throws Unsupported for settings that exclude
+  // eviction.
+  std::string attach(llama_context_params& params, int call_tokens = 0);
+
+  // Finds the tensors by evaluating one token, clears the memory, allocates. Throws Unsupported,
+  // EngineError.
+  void bind(llama_context* context);
+
+  // To be called after llama_decode(), whatever it returned: looks at what the engine now holds,
+  // then evicts down to the budget. Tokens of several llama_decode() calls count as one call of the
+  // rule. Throws EngineError.
+  void after_decode();
+
+  // Forgets all tokens, in the engine as well.
+  void clear();
+
+  // Moves to a smaller context: `rows = evictor.take_rows()`, free the old context, attach() and
+  // make the new one, `evictor.bind(context)`, `evictor.put_rows(rows)`. Nothing that decides about
+  // eviction changes.
+  std::vector<std::uint8_t> take_rows();
+  void put_rows(const std::vector<std::uint8_t>& rows);
+
+  // Tokens seen = position of the next token.
+  Position offset() const;
+  EvictorStats stats() const;
+  const CacheConfig& config() const;
+  // The state of every layer that is bounded.
+  std::vector<BoundLayer> snapshot() const;
+  // Broken invariants of the ledger and of every layer; empty when all is well.
+  std::vector<std::string> violations() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace morphkv::llama_cpp

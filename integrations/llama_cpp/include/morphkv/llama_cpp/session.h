@@ -1,0 +1,121 @@
+// One text with one model in constant memory: reads a prompt of any length, then generates.
+// `morphkv run` is a thin shell around it. The bounding itself is the Evictor's; with policy `full`
+// the engine keeps every row.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "morphkv/llama_cpp/evictor.h"
+#include "morphkv/llama_cpp/llama_ptr.h"
+
+namespace morphkv::llama_cpp {
+
+// How a prompt longer than the budget is read.
+enum class Prefill : std::uint8_t {
+  kStream,  // in micro-batches, evicting in between: memory stays at budget + one micro-batch
+  kWhole,   // whole into a larger cache, compressed once at its end (the paper's way), the larger
+            // cache then freed
+};
+
+struct SamplingOptions {
+  std::uint32_t seed = LLAMA_DEFAULT_SEED;  // LLAMA_DEFAULT_SEED = a random one
+  float temperature = 0.8f;                 // <= 0: always the most likely token
+  int top_k = 40;                           // <= 0: off
+  float top_p = 0.95f;
+  float min_p = 0.05f;
+  float repeat_penalty = 1.0f;  // 1 = off
+  int repeat_last_n = 64;
+};
+
+struct SessionOptions {
+  EvictorOptions evictor;
+  Prefill prefill = Prefill::kStream;
+  SamplingOptions sampling;
+  int max_tokens =
+      -1;  // tokens to generate; negative: until the model ends, the trained length or kTokenCap
+  bool ignore_eos = false;
+  bool allow_past_training = false;
+  int threads = 0;  // 0 = one per core
+  int micro_batch = 512;
+  ggml_type type_k = GGML_TYPE_F16;
+  ggml_type type_v = GGML_TYPE_F16;
+  bool flash_attention = true;
+};
+
+// There is always an end: this many tokens when neither a limit nor the trained length gives one.
+inline constexpr int kTokenCap = 32768;
+
+enum class FinishReason : std::uint8_t { kStop, kLength, kTrainedLength, kInterrupted };
+std::string_view to_string(FinishReason reason);
+
+struct SessionCallbacks {
+  // One line for the user: a setting had to be changed.
+  std::function<void(std::string_view)> on_notice;
+  // Tokens of the prompt read so far, and all of them.
+  std::function<void(int done, int total)> on_prompt;
+  // A new token, its text (may end within a UTF-8 character), and the milliseconds its decode step
+  // took.
+  std::function<void(llama_token token, std::string_view text, double ms)> on_token;
+  // Asked often; true ends the work soon, in good order.
+  std::function<bool()> cancelled;
+};
+
+struct SessionResult {
+  FinishReason finish_reason = FinishReason::kStop;
+  int prompt_tokens = 0;
+  int generated_tokens = 0;
+  double prefill_ms = 0.0;        // eviction included
+  double decode_ms = 0.0;         // eviction included
+  double evict_ms = 0.0;          // in the prompt and in decoding
+  double evict_decode_ms = 0.0;   // in decoding
+  std::size_t kv_bytes_peak = 0;  // most K and V memory allocated at once
+  EvictorStats cache;             // at the end
+};
+
+// Throws std::invalid_argument when a prompt of so many tokens is longer than the model's trained
+// length (0 = unknown).
+void require_within_training(std::size_t prompt_tokens, int trained_length);
+
+class Session {
+ public:
+  // Throws std::invalid_argument (validate(), limits) or Unsupported. The model must outlive the
+  // session.
+  Session(const llama_model* model, SessionOptions options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Reads the prompt and generates. Once per session. Throws std::invalid_argument for an empty
+  // prompt or one beyond the trained length, EngineError when the engine fails.
+  SessionResult run(std::span<const llama_token> prompt, const SessionCallbacks& callbacks);
+
+  const Evictor& evictor() const { return evictor_; }
+  llama_context* context() const { return context_.get(); }
+
+ private:
+  std::string make_context(int call_tokens);
+  void move_to_small_context();
+  bool read_prompt(std::span<const llama_token> prompt, const SessionCallbacks& callbacks);
+  FinishReason generate(const SessionCallbacks& callbacks, SessionResult& result);
+  bool decode(std::span<const llama_token> tokens);
+  llama_token sample();
+  int token_limit() const;
+
+  const llama_model* model_;
+  SessionOptions options_;
+  Evictor evictor_;
+  SamplerPtr sampler_;
+  ContextPtr context_;         // after evictor_: the context calls it back
+  int trained_length_ = 0;     // 0 = unknown
+  std::vector<float> logits_;  // of the next token
+  std::vector<llama_token_data> candidates_;
+  const SessionCallbacks* active_ = nullptr;  // for the engine's abort callback
+  std::size_t kv_bytes_peak_ = 0;
+};
+
+}  // namespace morphkv::llama_cpp

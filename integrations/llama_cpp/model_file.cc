@@ -1,0 +1,174 @@
+#include "morphkv/llama_cpp/model_file.h"
+
+#include <gguf.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+namespace morphkv::llama_cpp {
+namespace {
+
+struct GgufDeleter {
+  void operator()(gguf_context* context) const { gguf_free(context); }
+};
+using GgufPtr = std::unique_ptr<gguf_context, GgufDeleter>;
+
+void require_gguf(const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    throw BadModelFile("model file '" + path + "': " + why);
+  };
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status))
+    refuse("there is no such file; check the path given with -m");
+  if (std::filesystem::is_directory(status))
+    refuse("this is a directory; give the path of a .gguf file");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) refuse("it cannot be opened for reading; check its permissions");
+  std::array<char, 4> magic{};
+  file.read(magic.data(), magic.size());
+  if (file.gcount() < 4)
+    refuse("it has only " + std::to_string(file.gcount()) + " bytes; it is no GGUF model");
+  if (std::string_view(magic.data(), 4) != "GGUF")
+    refuse("it does not begin with 'GGUF'; it is no GGUF model");
+}
+
+// Bytes that the header promises, or 0 when the header itself cannot be read.
+std::uint64_t promised_bytes(const std::string& path) {
+  const GgufPtr gguf(gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = nullptr}));
+  if (!gguf) return 0;
+  std::uint64_t end = gguf_get_data_offset(gguf.get());
+  for (std::int64_t i = 0; i < gguf_get_n_tensors(gguf.get()); ++i) {
+    end = std::max<std::uint64_t>(end, gguf_get_data_offset(gguf.get()) +
+                                           gguf_get_tensor_offset(gguf.get(), i) +
+                                           gguf_get_tensor_size(gguf.get(), i));
+  }
+  return end;
+}
+
+void require_whole(const std::string& path) {
+  const std::uint64_t promised = promised_bytes(path);
+  if (promised == 0) {
+    throw BadModelFile("model file '" + path +
+                       "': its GGUF header is damaged or cut short; fetch the file again");
+  }
+  const std::uint64_t size = std::filesystem::file_size(path);
+  if (size < promised) {
+    throw BadModelFile("model file '" + path + "': it is cut short, " + std::to_string(size) +
+                       " of " + std::to_string(promised) +
+                       " bytes are there; fetch the file again");
+  }
+}
+
+std::string metadata(const llama_model* model, const std::string& key) {
+  std::array<char, 256> value{};
+  const int length = llama_model_meta_val_str(model, key.c_str(), value.data(), value.size());
+  return length < 0 ? "" : std::string(value.data());
+}
+
+}  // namespace
+
+ModelPtr load_model(const std::string& path, const LoadOptions& options) {
+  require_gguf(path);
+  require_whole(path);
+  llama_model_params params = llama_model_default_params();
+  params.n_gpu_layers = options.n_gpu_layers;
+  params.vocab_only = options.vocab_only;
+  struct Progress {
+    const std::function<bool(float)>& call;
+    bool ended = false;
+  } progress{options.progress};
+  if (options.progress) {
+    params.progress_callback_user_data = &progress;
+    params.progress_callback = [](float done, void* data) {
+      auto& p = *static_cast<Progress*>(data);
+      p.ended = p.ended || !p.call(done);
+      return !p.ended;
+    };
+  }
+  ModelPtr model(llama_model_load_from_file(path.c_str(), params));
+  if (!model && !progress.ended) {
+    throw BadModelFile("model file '" + path + "': llama.cpp " + llama_version() +
+                       " cannot load it (its own reason stands above, or with --verbose)");
+  }
+  return model;
+}
+
+int trained_length(const llama_model* model) {
+  const std::string architecture = metadata(model, "general.architecture");
+  const std::string length = metadata(model, architecture + ".context_length");
+  return length.empty() ? 0 : std::atoi(length.c_str());
+}
+
+std::vector<llama_token> tokenize(const llama_model* model, std::string_view text,
+                                  bool parse_special) {
+  const llama_vocab* vocab = llama_model_get_vocab(model);
+  std::vector<llama_token> tokens(text.size() + 8);
+  const auto call = [&] {
+    return llama_tokenize(vocab, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
+                          static_cast<std::int32_t>(tokens.size()), /*add_special=*/true,
+                          parse_special);
+  };
+  int n = call();
+  if (n < 0) {
+    tokens.resize(static_cast<std::size_t>(-n));
+    n = call();
+  }
+  tokens.resize(static_cast<std::size_t>(std::max(n, 0)));
+  return tokens;
+}
+
+std::string token_text(const llama_model* model, llama_token token, bool special) {
+  const llama_vocab* vocab = llama_model_get_vocab(model);
+  std::string text(64, '\0');
+  const auto call = [&] {
+    return llama_token_to_piece(vocab, token, text.data(), static_cast<std::int32_t>(text.size()),
+                                0, special);
+  };
+  int n = call();
+  if (n < 0) {
+    text.resize(static_cast<std::size_t>(-n));
+    n = call();
+  }
+  text.resize(static_cast<std::size_t>(std::max(n, 0)));
+  return text;
+}
+
+std::string apply_chat_template(const llama_model* model, const std::vector<ChatMessage>& messages,
+                                bool add_assistant) {
+  const char* chat_template = llama_model_chat_template(model, nullptr);
+  if (chat_template == nullptr) {
+    throw BadModelFile(
+        "the model file has no chat template: leave out --chat and give the whole prompt as text");
+  }
+  std::vector<llama_chat_message> chat;
+  std::size_t length = 256;
+  for (const ChatMessage& message : messages) {
+    chat.push_back({message.role.c_str(), message.content.c_str()});
+    length += 2 * message.content.size() + 64;
+  }
+  std::string text(length, '\0');
+  const auto call = [&] {
+    return llama_chat_apply_template(chat_template, chat.data(), chat.size(), add_assistant,
+                                     text.data(), static_cast<std::int32_t>(text.size()));
+  };
+  int n = call();
+  if (n > static_cast<int>(text.size())) {
+    text.resize(static_cast<std::size_t>(n));
+    n = call();
+  }
+  if (n < 0) {
+    throw BadModelFile(
+        "llama.cpp does not know the chat template of this model: leave out --chat and give the "
+        "whole "
+        "prompt as text");
+  }
+  text.resize(static_cast<std::size_t>(n));
+  return text;
+}
+
+}  // namespace morphkv::llama_cpp

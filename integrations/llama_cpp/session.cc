@@ -1,0 +1,257 @@
+#include "morphkv/llama_cpp/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "morphkv/llama_cpp/model_file.h"
+
+namespace morphkv::llama_cpp {
+namespace {
+
+class Stopwatch {
+ public:
+  double ms() const {
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_)
+        .count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+SamplerPtr make_sampler(const SamplingOptions& o, int n_vocab) {
+  SamplerPtr chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+  const auto add = [&](llama_sampler* sampler) { llama_sampler_chain_add(chain.get(), sampler); };
+  if (o.repeat_penalty != 1.0f) {
+    add(llama_sampler_init_penalties(n_vocab, o.repeat_last_n, o.repeat_penalty, 0.0f, 0.0f));
+  }
+  if (o.temperature <= 0.0f) {
+    add(llama_sampler_init_greedy());
+    return chain;
+  }
+  if (o.top_k > 0) add(llama_sampler_init_top_k(o.top_k));
+  if (o.top_p < 1.0f) add(llama_sampler_init_top_p(o.top_p, 1));
+  if (o.min_p > 0.0f) add(llama_sampler_init_min_p(o.min_p, 1));
+  add(llama_sampler_init_temp(o.temperature));
+  add(llama_sampler_init_dist(o.seed));
+  return chain;
+}
+
+void check_options(const SessionOptions& o) {
+  const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
+  if (o.micro_batch < 1)
+    refuse("micro-batch " + std::to_string(o.micro_batch) + " is below 1 token");
+  if (o.threads < 0)
+    refuse("threads " + std::to_string(o.threads) + " is negative: use 0 for one per core");
+  if (!(o.sampling.repeat_penalty > 0.0f) || !std::isfinite(o.sampling.repeat_penalty)) {
+    refuse("repeat penalty " + std::to_string(o.sampling.repeat_penalty) +
+           " is not above 0: use 1 for none");
+  }
+  if (!std::isfinite(o.sampling.temperature)) refuse("temperature is no finite number");
+  if (!(o.sampling.top_p >= 0.0f && o.sampling.top_p <= 1.0f)) {
+    refuse("top-p " + std::to_string(o.sampling.top_p) + " is not in [0, 1]");
+  }
+  if (!(o.sampling.min_p >= 0.0f && o.sampling.min_p <= 1.0f)) {
+    refuse("min-p " + std::to_string(o.sampling.min_p) + " is not in [0, 1]");
+  }
+}
+
+const SessionOptions& checked(const SessionOptions& options) {
+  check_options(options);
+  return options;
+}
+
+}  // namespace
+
+std::string_view to_string(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kTrainedLength:
+      return "trained_length";
+    case FinishReason::kInterrupted:
+      return "interrupted";
+  }
+  return "";
+}
+
+void require_within_training(std::size_t prompt_tokens, int trained_length) {
+  if (trained_length <= 0 || prompt_tokens <= static_cast<std::size_t>(trained_length)) return;
+  throw std::invalid_argument("the prompt has " + std::to_string(prompt_tokens) +
+                              " tokens, the model was trained for " +
+                              std::to_string(trained_length) +
+                              ": shorten it, or go beyond knowingly with --allow-past-training");
+}
+
+Session::Session(const llama_model* model, SessionOptions options)
+    : model_(model),
+      options_(checked(options)),
+      evictor_(model, options_.evictor),
+      sampler_(make_sampler(options_.sampling, llama_vocab_n_tokens(llama_model_get_vocab(model)))),
+      trained_length_(llama_model_n_ctx_train(model)) {
+  const auto n_vocab = static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)));
+  logits_.resize(n_vocab);
+  candidates_.resize(n_vocab);
+}
+
+Session::~Session() = default;
+
+SessionResult Session::run(std::span<const llama_token> prompt, const SessionCallbacks& callbacks) {
+  if (prompt.empty()) throw std::invalid_argument("the prompt is empty: give at least one token");
+  if (!options_.allow_past_training) require_within_training(prompt.size(), trained_length_);
+  active_ = &callbacks;
+  const int tokens = static_cast<int>(prompt.size());
+  const bool full = options_.evictor.cache.policy == "full";
+  const bool whole = options_.prefill == Prefill::kWhole && tokens > options_.evictor.cache.budget;
+  int call_tokens = whole ? tokens - options_.evictor.cache.budget : 0;
+  if (full) {
+    call_tokens = tokens + token_limit();
+    const bool ends_at_trained = trained_length_ > 0 && !options_.allow_past_training;
+    if (ends_at_trained) call_tokens = std::min(call_tokens, trained_length_);
+  }
+  const std::string notice = make_context(call_tokens);
+  if (!notice.empty() && callbacks.on_notice) callbacks.on_notice(notice);
+
+  SessionResult result;
+  const Stopwatch prefill;
+  bool going = read_prompt(prompt, callbacks);
+  if (going && whole && !full) move_to_small_context();
+  result.prefill_ms = prefill.ms();
+  result.prompt_tokens = static_cast<int>(evictor_.offset());
+
+  const double evict_before = evictor_.stats().evict_ms;
+  const Stopwatch decoding;
+  result.finish_reason = going ? generate(callbacks, result) : FinishReason::kInterrupted;
+  result.decode_ms = decoding.ms();
+  result.cache = evictor_.stats();
+  result.evict_ms = result.cache.evict_ms;
+  result.evict_decode_ms = result.cache.evict_ms - evict_before;
+  result.kv_bytes_peak = kv_bytes_peak_;
+  active_ = nullptr;
+  return result;
+}
+
+std::string Session::make_context(int call_tokens) {
+  llama_context_params params = llama_context_default_params();
+  const int threads = options_.threads > 0
+                          ? options_.threads
+                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  params.n_threads = threads;
+  params.n_threads_batch = threads;
+  params.n_ubatch = static_cast<std::uint32_t>(options_.micro_batch);
+  params.n_batch = params.n_ubatch;
+  params.type_k = options_.type_k;
+  params.type_v = options_.type_v;
+  params.no_perf = true;
+  params.flash_attn_type =
+      options_.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  params.abort_callback_data = this;
+  params.abort_callback = [](void* self) {
+    const auto* callbacks = static_cast<Session*>(self)->active_;
+    return callbacks != nullptr && callbacks->cancelled && callbacks->cancelled();
+  };
+  std::string notice = evictor_.attach(params, call_tokens);
+  context_.reset(llama_init_from_model(const_cast<llama_model*>(model_), params));
+  if (!context_) {
+    throw EngineError("llama.cpp could not make a context of " + std::to_string(params.n_ctx) +
+                      " cells; lower the budget or the micro-batch");
+  }
+  const auto* active = std::exchange(active_, nullptr);  // setting up is not interrupted
+  evictor_.bind(context_.get());
+  active_ = active;
+  kv_bytes_peak_ = std::max(kv_bytes_peak_, evictor_.stats().kv_bytes_allocated);
+  return notice;
+}
+
+// The larger cache goes before the smaller one comes.
+void Session::move_to_small_context() {
+  const std::vector<std::uint8_t> rows = evictor_.take_rows();
+  context_.reset();
+  make_context(0);
+  evictor_.put_rows(rows);
+}
+
+bool Session::read_prompt(std::span<const llama_token> prompt, const SessionCallbacks& callbacks) {
+  const bool evict_between = options_.prefill == Prefill::kStream;
+  const std::size_t piece = llama_n_ubatch(context_.get());
+  const int total = static_cast<int>(prompt.size());
+  for (std::size_t done = 0; done < prompt.size();) {
+    if (callbacks.on_prompt) callbacks.on_prompt(static_cast<int>(done), total);
+    const std::size_t n = std::min(piece, prompt.size() - done);
+    const bool going = decode(prompt.subspan(done, n));
+    done += n;
+    if (evict_between || done == prompt.size() || !going) evictor_.after_decode();
+    if (!going) return false;
+  }
+  if (callbacks.on_prompt) callbacks.on_prompt(total, total);
+  return true;
+}
+
+FinishReason Session::generate(const SessionCallbacks& callbacks, SessionResult& result) {
+  const llama_vocab* vocab = llama_model_get_vocab(model_);
+  const int limit = token_limit();
+  while (result.generated_tokens < limit) {
+    const Stopwatch step;
+    const llama_token token = sample();
+    if (!options_.ignore_eos && llama_vocab_is_eog(vocab, token)) return FinishReason::kStop;
+    ++result.generated_tokens;
+    const bool last = result.generated_tokens == limit;
+    const bool trained = !options_.allow_past_training && trained_length_ > 0 &&
+                         evictor_.offset() >= trained_length_;
+    // The last token needs no step of its own: nothing will ask for its successor.
+    const bool going = last || trained || decode({&token, 1});
+    if (!last && !trained) evictor_.after_decode();
+    if (callbacks.on_token) callbacks.on_token(token, token_text(model_, token, false), step.ms());
+    if (trained) return FinishReason::kTrainedLength;
+    if (!going || (callbacks.cancelled && callbacks.cancelled())) return FinishReason::kInterrupted;
+  }
+  return FinishReason::kLength;
+}
+
+// False if the work was cancelled.
+bool Session::decode(std::span<const llama_token> tokens) {
+  // The engine's batch is not const, it does not write to the tokens.
+  const llama_batch batch = llama_batch_get_one(const_cast<llama_token*>(tokens.data()),
+                                                static_cast<std::int32_t>(tokens.size()));
+  const int status = llama_decode(context_.get(), batch);
+  if (status == 2) return false;
+  if (status != 0) throw EngineError("llama_decode failed with status " + std::to_string(status));
+  const float* logits = llama_get_logits_ith(context_.get(), -1);
+  if (logits == nullptr) throw EngineError("llama.cpp gave no logits");
+  std::copy_n(logits, logits_.size(), logits_.begin());
+  return !(active_->cancelled && active_->cancelled());
+}
+
+llama_token Session::sample() {
+  const llama_vocab* vocab = llama_model_get_vocab(model_);
+  for (std::size_t i = 0; i < logits_.size(); ++i) {
+    const auto token = static_cast<llama_token>(i);
+    if (std::isnan(logits_[i])) {
+      throw EngineError("the model gave a logit that is no number, after " +
+                        std::to_string(evictor_.offset()) + " tokens");
+    }
+    candidates_[i] = {token, logits_[i], 0.0f};
+    if (options_.ignore_eos && llama_vocab_is_eog(vocab, token)) {
+      candidates_[i].logit = -std::numeric_limits<float>::infinity();
+    }
+  }
+  llama_token_data_array array{candidates_.data(), candidates_.size(), -1, false};
+  llama_sampler_apply(sampler_.get(), &array);
+  const llama_token token = array.data[array.selected].id;
+  llama_sampler_accept(sampler_.get(), token);
+  return token;
+}
+
+int Session::token_limit() const {
+  if (options_.max_tokens >= 0) return options_.max_tokens;
+  if (options_.allow_past_training || trained_length_ <= 0) return kTokenCap;
+  return trained_length_;
+}
+
+}  // namespace morphkv::llama_cpp

@@ -1,0 +1,91 @@
+// Listens to the engine's graph (llama_context_params::cb_eval): finds each layer's K and V
+// tensors, notes the cells that the tokens were written to, and copies the queries of the last
+// `window` tokens. Names and shapes that it relies on are pinned by tests/llama_contract_test.cc.
+#pragma once
+
+#include <ggml-backend.h>
+#include <llama.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "morphkv/tensor_view.h"
+
+namespace morphkv::llama_cpp {
+
+// What one attention layer looks like in the engine. Its cells, not its rows, are shared by all
+// heads.
+struct TappedLayer {
+  int index = 0;             // layer number in the model
+  ggml_tensor* k = nullptr;  // [n_head_kv * dim_k, cells, 1]
+  ggml_tensor* v = nullptr;  // [n_head_kv * dim_v, cells, 1]; null with MLA
+  int n_head_kv = 0;
+  int group = 0;  // query heads per KV head
+  int dim_k = 0;
+  int dim_v = 0;
+  float scale = 0.0f;  // of query . key
+  float softcap = 0.0f;
+  float max_alibi_bias = 0.0f;
+  int attention_nodes = 0;  // how many attention operations of one graph read this K tensor
+};
+
+class TensorTap {
+ public:
+  explicit TensorTap(int window) : window_(window) {}
+  TensorTap(const TensorTap&) = delete;
+  TensorTap& operator=(const TensorTap&) = delete;
+
+  // Installs itself in front of a callback that is already there. Must outlive the context.
+  void install(llama_context_params& params);
+
+  // While surveying, every layer is looked at and nothing recorded.
+  void start_survey();
+  // Ends the survey: from now on cells are noted and, if asked, queries copied, of the layers with
+  // `n_cells` cells. Returns what is wrong with the graph, or "".
+  std::string finish_survey(int n_cells, bool record_queries);
+
+  // Layers to evict from, in model order; valid after finish_survey().
+  const std::vector<TappedLayer>& layers() const { return layers_; }
+  // All layers, those with other cell counts (sliding windows) included.
+  const std::vector<TappedLayer>& all_layers() const { return surveyed_; }
+
+  // Cells of the tokens evaluated since the last clear_call(), in order.
+  const std::vector<std::int64_t>& cells() const { return cells_; }
+  // Queries of KV head `head` of layers()[layer]: the last min(window, tokens) of them, oldest
+  // first. [token, group, dim]. `tokens` = how many of the noted tokens count (an aborted call has
+  // fewer).
+  QueriesView queries(std::size_t layer, int head, int tokens);
+  // Forgets cells and queries. A call that failed leaves nothing behind.
+  void clear_call();
+
+ private:
+  static bool callback(ggml_tensor* node, bool ask, void* self);
+  bool on_node(ggml_tensor* node, bool ask);
+  bool wants(const ggml_tensor* node) const;
+  void survey(ggml_tensor* node);
+  void note_cells(const ggml_tensor* node);
+  void copy_queries(const ggml_tensor* node);
+  int layer_of(const ggml_tensor* k) const;
+
+  // Queries of one layer: a ring over tokens, straightened when they are read.
+  struct QueryRing {
+    std::vector<float> data;  // [window, n_head, dim]
+    std::vector<float> ordered;
+    std::int64_t seen = 0;  // tokens since clear_call()
+  };
+
+  int window_;
+  bool surveying_ = false;
+  bool record_queries_ = false;
+  std::vector<TappedLayer> surveyed_;
+  std::vector<TappedLayer> layers_;
+  std::vector<QueryRing> rings_;
+  std::vector<std::int64_t> cells_;
+  std::vector<std::byte> staging_;
+  ggml_backend_sched_eval_callback user_callback_ = nullptr;
+  void* user_data_ = nullptr;
+  bool user_asked_ = false;
+};
+
+}  // namespace morphkv::llama_cpp

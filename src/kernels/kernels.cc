@@ -1,0 +1,329 @@
+// Bodies of the vector loops, compiled once per CPU target by Highway and chosen at run time.
+// Knows nothing of heads, windows or policies: callers bring rows, and the shapes are in kernels.h.
+#include "kernels/kernels.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+
+// Tiles are arrays of vectors, which targets with vectors of unknown size do not allow.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/kernels.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h, which sets up the target that these are compiled for.
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace morphkv::kernels {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using Vec = hn::Vec<Floats>;
+
+// Rows that one tile multiplies together: independent sums hide the latency of the multiply-add.
+constexpr int kTileRows = 4;
+// Queries that share the conversion of a tile's rows. AVX2 has too few registers for 16 sums; older
+// targets too, but they convert f16 in software and gain by doing it less often.
+constexpr int kTileQueries = HWY_TARGET == HWY_AVX2 ? 2 : 4;
+
+// GCC keeps an array of vectors in registers only if the loops over it are gone early enough.
+#define MORPHKV_UNROLL _Pragma("GCC unroll 4")
+
+// ------------------------------------------------------------------ loads
+
+template <class T>
+HWY_INLINE Vec load(const T* p) {
+  const hn::Rebind<T, Floats> d;
+  return hn::PromoteTo(Floats(), hn::LoadU(d, p));
+}
+HWY_INLINE Vec load(const float* p) { return hn::LoadU(Floats(), p); }
+
+// The first `count` elements, zero beyond. Reads nothing past them, unlike a masked load on SSE4.
+template <class T>
+HWY_INLINE Vec load_first(const T* p, std::size_t count) {
+  HWY_ALIGN T lanes[hn::MaxLanes(Floats())] = {};
+  std::memcpy(lanes, p, count * sizeof(T));
+  return load(lanes);
+}
+
+// Calls body(x + i, inout + i) for whole vectors, then once on a padded copy of what is left.
+template <class Body>
+HWY_INLINE void for_each_vector(const float* x, std::size_t n, float* inout, const Body& body) {
+  constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(x + i, inout + i);
+  const std::size_t bytes = (n - i) * sizeof(float);
+  if (bytes == 0) return;
+  HWY_ALIGN float x_tail[kLanes] = {};
+  HWY_ALIGN float inout_tail[kLanes] = {};
+  std::memcpy(x_tail, x + i, bytes);
+  std::memcpy(inout_tail, inout + i, bytes);
+  body(x_tail, inout_tail);
+  std::memcpy(inout + i, inout_tail, bytes);
+}
+
+// ------------------------------------------------------------------ dot_rows
+
+// sums[r] = scale * (all lanes of v[r]). Each sum takes the same tree, whatever its place r.
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void store_sums(const Vec (&v)[kTileRows], float scale, float* sums) {
+  for (int r = 0; r < kTileRows; ++r) sums[r] = scale * hn::GetLane(v[r]);
+}
+#else
+template <class D>
+HWY_INLINE auto fold_to_four_lanes(D, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return fold_to_four_lanes(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// [a b] in 32-bit pairs, then [a b c d] in each block: a transpose that adds as it goes.
+HWY_INLINE void store_sums(const Vec (&v)[kTileRows], float scale, float* sums) {
+  const Floats d;
+  const hn::RepartitionToWide<Floats> pairs;
+  const auto ab = hn::BitCast(
+      pairs, hn::Add(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1])));
+  const auto cd = hn::BitCast(
+      pairs, hn::Add(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3])));
+  const Vec abcd = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab, cd)),
+                           hn::BitCast(d, hn::InterleaveUpper(pairs, ab, cd)));
+  const hn::FixedTag<float, 4> four;
+  hn::StoreU(hn::Mul(fold_to_four_lanes(d, abcd), hn::Set(four, scale)), four, sums);
+}
+#endif
+
+// What a tile reads, and where its sums go.
+template <class T>
+struct Tile {
+  const T* rows[kTileRows];  // [row, dim]; a short tile repeats its last row
+  int slots[kTileRows];      // column of each row in out
+};
+
+// out[q, slots[r]] for kQueries queries from first_query on. One running sum per pair, so that a
+// product does not depend on how many queries or rows share its tile.
+template <int kQueries, class T>
+HWY_INLINE void dot_tile(const DotRowsArgs& args, const Tile<T>& tile, int first_query) {
+  constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+  const std::size_t dim = static_cast<std::size_t>(args.rows.dim);
+  const float* queries = args.queries + first_query * args.query_stride;
+  Vec sums[kQueries][kTileRows];
+  MORPHKV_UNROLL
+  for (int q = 0; q < kQueries; ++q) {
+    MORPHKV_UNROLL
+    for (int r = 0; r < kTileRows; ++r) sums[q][r] = hn::Zero(Floats());
+  }
+
+  const auto step = [&](const auto& load_at) HWY_ATTR {
+    Vec rows[kTileRows];
+    MORPHKV_UNROLL
+    for (int r = 0; r < kTileRows; ++r) rows[r] = load_at(tile.rows[r]);
+    MORPHKV_UNROLL
+    for (int q = 0; q < kQueries; ++q) {
+      const Vec query = load_at(queries + q * args.query_stride);
+      MORPHKV_UNROLL
+      for (int r = 0; r < kTileRows; ++r) sums[q][r] = hn::MulAdd(rows[r], query, sums[q][r]);
+    }
+  };
+  std::size_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) {
+    step([i](const auto* p) HWY_ATTR { return load(p + i); });
+  }
+  if (i < dim) step([i, dim](const auto* p) HWY_ATTR { return load_first(p + i, dim - i); });
+
+  MORPHKV_UNROLL
+  for (int q = 0; q < kQueries; ++q) {
+    float products[kTileRows];
+    store_sums(sums[q], args.scale, products);
+    float* out = args.out + (first_query + q) * args.out_stride;
+    // Not a loop: GCC makes it a scatter instruction, which takes longer than the multiplications.
+    out[tile.slots[0]] = products[0];
+    out[tile.slots[1]] = products[1];
+    out[tile.slots[2]] = products[2];
+    out[tile.slots[3]] = products[3];
+  }
+}
+
+template <class T>
+HWY_INLINE Tile<T> tile_at(const DotRowsArgs& args, int first) {
+  Tile<T> tile;
+  MORPHKV_UNROLL
+  for (int r = 0; r < kTileRows; ++r) {
+    const int i = std::min(first + r, args.n_slots - 1);
+    tile.slots[r] = args.slots == nullptr ? i : args.slots[i];
+    tile.rows[r] = reinterpret_cast<const T*>(args.rows.row(tile.slots[r]));
+  }
+  return tile;
+}
+
+template <class T>
+HWY_INLINE void dot_rows_of(const DotRowsArgs& args) {
+  for (int i = 0; i < args.n_slots; i += kTileRows) {
+    const Tile<T> tile = tile_at<T>(args, i);
+    int q = 0;
+    for (; q + kTileQueries <= args.n_queries; q += kTileQueries) {
+      dot_tile<kTileQueries>(args, tile, q);
+    }
+    const int left = args.n_queries - q;
+    if (left == 1) dot_tile<1>(args, tile, q);
+    if constexpr (kTileQueries > 2) {
+      if (left == 2) dot_tile<2>(args, tile, q);
+      if (left == 3) dot_tile<3>(args, tile, q);
+    }
+  }
+}
+
+void dot_rows(const DotRowsArgs& args) {
+  switch (args.rows.dtype) {
+    case DType::kF16:
+      return dot_rows_of<hwy::float16_t>(args);
+    case DType::kBF16:
+      return dot_rows_of<hwy::bfloat16_t>(args);
+    case DType::kF32:
+      return dot_rows_of<float>(args);
+  }
+}
+
+// ------------------------------------------------------------------ one array
+
+float max_of(const float* x, int n) {
+  const Floats d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  Vec largest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  int i = 0;
+  for (; i + lanes <= n; i += lanes) largest = hn::Max(largest, hn::LoadU(d, x + i));
+  // Not MaxOfLanes: the emulated one of Highway 1.0.3 gives -FLT_MAX where all are -infinity.
+  HWY_ALIGN float of_lane[hn::MaxLanes(Floats())];
+  hn::Store(largest, d, of_lane);
+  float result = *std::max_element(of_lane, of_lane + lanes);
+  for (; i < n; ++i) result = std::max(result, x[i]);
+  return result;
+}
+
+// In double: one rounding at the end, so the length does not matter.
+float sum_of(const float* x, int n) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> narrow;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  auto even = hn::Zero(d);
+  auto odd = hn::Zero(d);
+  int i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    even = hn::Add(even, hn::PromoteTo(d, hn::LoadU(narrow, x + i)));
+    odd = hn::Add(odd, hn::PromoteTo(d, hn::LoadU(narrow, x + i + lanes)));
+  }
+  double result = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
+  for (; i < n; ++i) result += x[i];
+  return static_cast<float>(result);
+}
+
+// The difference alone loses up to 4e-6 for far inputs, so what its rounding dropped (Knuth's
+// two-sum) is put back to first order: exp(s + e) = exp(s) + e * exp(s).
+void exp_shifted(const float* x, int n, float reference, float* out) {
+  const Floats d;
+  const Vec ref = hn::Set(d, reference);
+  const Vec zero_below = hn::Set(d, -104.0f);  // where Highway's Exp goes to zero
+  for_each_vector(x, static_cast<std::size_t>(n), out, [&](const float* from, float* to) HWY_ATTR {
+    const Vec v = hn::LoadU(d, from);
+    const Vec s = hn::Sub(v, ref);
+    const Vec minus_ref = hn::Sub(s, v);
+    const Vec e = hn::Sub(hn::Sub(v, hn::Sub(s, minus_ref)), hn::Add(ref, minus_ref));
+    const Vec y = hn::Exp(d, s);
+    // e is NaN where v is -infinity; the comparison drops it.
+    hn::StoreU(hn::IfThenElseZero(hn::Ge(s, zero_below), hn::MulAdd(y, e, y)), d, to);
+  });
+}
+
+void add_scaled(const float* x, int n, float factor, float* acc) {
+  const Floats d;
+  const Vec f = hn::Set(d, factor);
+  for_each_vector(x, static_cast<std::size_t>(n), acc, [&](const float* from, float* to) HWY_ATTR {
+    hn::StoreU(hn::MulAdd(f, hn::LoadU(d, from), hn::LoadU(d, to)), d, to);
+  });
+}
+
+void max_scaled(const float* x, int n, float factor, float* acc) {
+  const Floats d;
+  const Vec f = hn::Set(d, factor);
+  for_each_vector(x, static_cast<std::size_t>(n), acc, [&](const float* from, float* to) HWY_ATTR {
+    hn::StoreU(hn::Max(hn::LoadU(d, to), hn::Mul(f, hn::LoadU(d, from))), d, to);
+  });
+}
+
+template <class T>
+HWY_INLINE void to_float_from(const T* in, std::size_t n, float* out) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(load(in + i), d, out + i);
+  if (i == n) return;
+  HWY_ALIGN float tail[hn::MaxLanes(Floats())];
+  hn::Store(load_first(in + i, n - i), d, tail);
+  std::memcpy(out + i, tail, (n - i) * sizeof(float));
+}
+
+void to_float(const std::byte* in, DType dtype, int n, float* out) {
+  const std::size_t count = static_cast<std::size_t>(n);
+  switch (dtype) {
+    case DType::kF16:
+      return to_float_from(reinterpret_cast<const hwy::float16_t*>(in), count, out);
+    case DType::kBF16:
+      return to_float_from(reinterpret_cast<const hwy::bfloat16_t*>(in), count, out);
+    case DType::kF32:
+      return to_float_from(reinterpret_cast<const float*>(in), count, out);
+  }
+}
+
+const char* target_name() { return hwy::TargetName(HWY_TARGET); }
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace morphkv::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace morphkv::kernels {
+
+HWY_EXPORT(dot_rows);
+HWY_EXPORT(max_of);
+HWY_EXPORT(sum_of);
+HWY_EXPORT(exp_shifted);
+HWY_EXPORT(add_scaled);
+HWY_EXPORT(max_scaled);
+HWY_EXPORT(to_float);
+HWY_EXPORT(target_name);
+
+void dot_rows(const DotRowsArgs& args) { HWY_DYNAMIC_DISPATCH(dot_rows)(args); }
+
+float max_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(max_of)(x, n); }
+
+float sum_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(sum_of)(x, n); }
+
+void exp_shifted(const float* x, int n, float reference, float* out) {
+  HWY_DYNAMIC_DISPATCH(exp_shifted)(x, n, reference, out);
+}
+
+void add_scaled(const float* x, int n, float factor, float* acc) {
+  HWY_DYNAMIC_DISPATCH(add_scaled)(x, n, factor, acc);
+}
+
+void max_scaled(const float* x, int n, float factor, float* acc) {
+  HWY_DYNAMIC_DISPATCH(max_scaled)(x, n, factor, acc);
+}
+
+void to_float(const std::byte* in, DType dtype, int n, float* out) {
+  HWY_DYNAMIC_DISPATCH(to_float)(in, dtype, n, out);
+}
+
+const char* target_name() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
+
+}  // namespace morphkv::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,44 @@
+#include "morphkv/victim.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace morphkv {
+namespace {
+
+float comparable(float score) {
+  return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
+}
+
+}  // namespace
+
+void choose_victims(std::span<const float> scores, EvictableRanks evictable, std::span<int> scratch,
+                    std::span<int> out) {
+  const auto candidates = scratch.first(static_cast<std::size_t>(evictable.last - evictable.first));
+  assert(out.size() <= candidates.size());
+  if (out.empty()) return;
+  if (out.size() == 1) {
+    int least = evictable.first;
+    for (int rank = least + 1; rank < evictable.last; ++rank) {
+      if (comparable(scores[rank]) < comparable(scores[least])) least = rank;
+    }
+    out[0] = least;
+    return;
+  }
+  std::iota(candidates.begin(), candidates.end(), evictable.first);
+  const auto leaves_before = [&](int a, int b) {
+    const float sa = comparable(scores[a]);
+    const float sb = comparable(scores[b]);
+    return sa != sb ? sa < sb : a < b;
+  };
+  const auto end = candidates.begin() + static_cast<std::ptrdiff_t>(out.size());
+  if (end != candidates.end())
+    std::nth_element(candidates.begin(), end, candidates.end(), leaves_before);
+  std::copy(candidates.begin(), end, out.begin());
+  std::sort(out.begin(), out.end());
+}
+
+}  // namespace morphkv

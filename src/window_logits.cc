@@ -1,0 +1,114 @@
+#include "morphkv/window_logits.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/kernels.h"
+
+namespace morphkv {
+namespace {
+
+constexpr float kNotHeld = -std::numeric_limits<float>::infinity();
+// A reference may lag behind the true maximum as long as exp() keeps full precision and cannot
+// overflow.
+constexpr float kMaxAboveReference = 16.0f;
+constexpr float kMinNormaliser = 1e-4f;
+
+}  // namespace
+
+WindowLogits::WindowLogits(QuerySource source, int window, int max_slots)
+    : source_(source), window_(window), max_slots_(max_slots) {
+  weights_.assign(offset(window), 0.0f);
+  if (source_ == QuerySource::kKeys) {
+    logits_.assign(offset(window), kNotHeld);
+    reference_.assign(static_cast<std::size_t>(window), 0.0f);
+    query_slot_.assign(static_cast<std::size_t>(window), -1);
+  }
+}
+
+void WindowLogits::push_key(std::span<const int> keep_slots, const float* logits) {
+  const int newcomer = keep_slots.back();
+  const int ring_row = next_;
+  next_ = (next_ + 1) % window_;
+  filled_ = std::min(filled_ + 1, window_);
+
+  for (int i = 0; i < filled_; ++i) {
+    if (i == ring_row) continue;
+    const float logit = logits[query_slot_[i]];
+    logits_[offset(i) + newcomer] = logit;
+    // The same exp as refresh() uses, so that equal logits keep giving equal weights.
+    kernels::exp_shifted(&logit, 1, reference_[i], &weights_[offset(i) + newcomer]);
+    if (logit - reference_[i] > kMaxAboveReference) refresh(i);
+  }
+
+  float* row = logits_.data() + offset(ring_row);
+  std::fill_n(row, max_slots_, kNotHeld);
+  for (const int slot : keep_slots) row[slot] = logits[slot];
+  query_slot_[ring_row] = newcomer;
+  refresh(ring_row);
+}
+
+float* WindowLogits::push_query() {
+  float* row = weights_.data() + offset(next_);
+  std::fill_n(row, max_slots_, 0.0f);
+  next_ = (next_ + 1) % window_;
+  filled_ = std::min(filled_ + 1, window_);
+  return row;
+}
+
+float WindowLogits::normaliser(int i, int slot_limit) {
+  if (source_ == QuerySource::kAttention) return 1.0f;
+  float sum = kernels::sum_of(weights(i), slot_limit);
+  if (!(sum >= kMinNormaliser)) {
+    refresh(i);
+    sum = kernels::sum_of(weights(i), slot_limit);
+  }
+  return sum;
+}
+
+void WindowLogits::refresh(int i) {
+  const float* row = logits_.data() + offset(i);
+  reference_[i] = kernels::max_of(row, max_slots_);
+  kernels::exp_shifted(row, max_slots_, reference_[i], weights_.data() + offset(i));
+}
+
+void WindowLogits::erase(int slot) {
+  for (int i = 0; i < filled_; ++i) {
+    weights_[offset(i) + slot] = 0.0f;
+    if (!logits_.empty()) logits_[offset(i) + slot] = kNotHeld;
+  }
+}
+
+void WindowLogits::move(int from, int to) {
+  for (int i = 0; i < filled_; ++i) {
+    weights_[offset(i) + to] = weights_[offset(i) + from];
+    if (!logits_.empty()) {
+      logits_[offset(i) + to] = logits_[offset(i) + from];
+      if (query_slot_[i] == from) query_slot_[i] = to;
+    }
+  }
+  erase(from);
+}
+
+void WindowLogits::clear() {
+  filled_ = 0;
+  next_ = 0;
+}
+
+void WindowLogits::resize(int max_slots) {
+  WindowLogits resized(source_, window_, max_slots);
+  const int columns = std::min(max_slots_, max_slots);
+  for (int i = 0; i < filled_; ++i) {
+    std::copy_n(weights(i), columns, resized.weights_.data() + resized.offset(i));
+    if (!logits_.empty()) {
+      std::copy_n(logits_.data() + offset(i), columns, resized.logits_.data() + resized.offset(i));
+    }
+  }
+  resized.filled_ = filled_;
+  resized.next_ = next_;
+  resized.reference_ = reference_;
+  resized.query_slot_ = query_slot_;
+  *this = std::move(resized);
+}
+
+}  // namespace morphkv

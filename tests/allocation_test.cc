@@ -1,0 +1,192 @@
+// Nothing is allocated per token: this file replaces the global operator new of its binary and
+// counts.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "generators.h"
+#include "morphkv/policy.h"
+#include "morphkv/retention.h"
+
+namespace {
+
+std::atomic<long> g_allocations{0};
+
+void* counted(std::size_t size) noexcept {
+  ++g_allocations;
+  return std::malloc(std::max<std::size_t>(size, 1));
+}
+
+void* counted(std::size_t size, std::align_val_t alignment) noexcept {
+  ++g_allocations;
+  const auto unit = static_cast<std::size_t>(alignment);
+  return std::aligned_alloc(unit, (size + unit - 1) / unit * unit);
+}
+
+void* or_throw(void* memory) {
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+using Size = std::size_t;
+using Align = std::align_val_t;
+using NoThrow = std::nothrow_t;
+
+}  // namespace
+
+void* operator new(Size n) { return or_throw(counted(n)); }
+void* operator new[](Size n) { return or_throw(counted(n)); }
+void* operator new(Size n, Align a) { return or_throw(counted(n, a)); }
+void* operator new[](Size n, Align a) { return or_throw(counted(n, a)); }
+void* operator new(Size n, const NoThrow&) noexcept { return counted(n); }
+void* operator new[](Size n, const NoThrow&) noexcept { return counted(n); }
+void* operator new(Size n, Align a, const NoThrow&) noexcept { return counted(n, a); }
+void* operator new[](Size n, Align a, const NoThrow&) noexcept { return counted(n, a); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, Size) noexcept { std::free(p); }
+void operator delete[](void* p, Size) noexcept { std::free(p); }
+void operator delete(void* p, Align) noexcept { std::free(p); }
+void operator delete[](void* p, Align) noexcept { std::free(p); }
+void operator delete(void* p, Size, Align) noexcept { std::free(p); }
+void operator delete[](void* p, Size, Align) noexcept { std::free(p); }
+void operator delete(void* p, const NoThrow&) noexcept { std::free(p); }
+void operator delete[](void* p, const NoThrow&) noexcept { std::free(p); }
+void operator delete(void* p, Align, const NoThrow&) noexcept { std::free(p); }
+void operator delete[](void* p, Align, const NoThrow&) noexcept { std::free(p); }
+
+namespace morphkv {
+namespace {
+
+TEST(AllocationCounter, SeesWhatIsAllocated) {
+  const long before = g_allocations;
+  delete new int(1);
+  std::vector<int> some(100);
+  EXPECT_GE(g_allocations - before, 2);
+}
+
+struct Case {
+  const char* policy;
+  QuerySource queries;
+  int group;
+  int tokens_per_call;
+};
+
+class Allocations : public ::testing::TestWithParam<Case> {};
+
+// The host's part is done beforehand, so that what is counted is the core alone.
+TEST_P(Allocations, AreNoneAfterConstruction) {
+  const Case& c = GetParam();
+  constexpr int kHeads = 2;
+  constexpr int kDim = 17;
+  constexpr int kBudget = 40;
+  constexpr int kCalls = 30;
+  const bool grows = std::string_view(c.policy) == "full";
+  const int max_slots = grows ? kCalls * c.tokens_per_call : kBudget + c.tokens_per_call;
+
+  const CacheConfig config{.budget = kBudget,
+                           .n_sink = 2,
+                           .window = 6,
+                           .recent = 9,
+                           .pool = 5,
+                           .queries = c.queries,
+                           .policy = c.policy};
+  const auto policy = make_policy(config);
+  LayerRetention layer(config, *policy, 0, kHeads, max_slots);
+  Workspace workspace(max_slots, c.group, kDim);
+
+  test::Random random(1);
+  std::vector<test::StoredRows> stores(kHeads, test::StoredRows({}, max_slots, kDim));
+  std::vector<RowsView> keys;
+  for (const auto& store : stores) keys.push_back(store.view());
+  std::vector<float> query_values;
+  for (int i = 0; i < c.tokens_per_call * c.group * kDim; ++i) {
+    query_values.push_back(static_cast<float>(random.normal()));
+  }
+  const std::vector<QueriesView> queries(kHeads, {.data = query_values.data(),
+                                                  .token_stride = std::int64_t{c.group} * kDim,
+                                                  .group_stride = kDim,
+                                                  .tokens = c.tokens_per_call,
+                                                  .group = c.group,
+                                                  .dim = kDim});
+  std::vector<int> slots;
+  for (int t = 0; t < c.tokens_per_call; ++t) slots.push_back(t);
+  std::vector<int> freed;
+  std::vector<RowMove> moves(static_cast<std::size_t>(max_slots));
+  std::vector<float> row(kDim);
+
+  Position offset = 0;
+  long allocations = 0;
+  for (int call = 0; call < kCalls; ++call) {
+    for (auto& store : stores) {
+      for (const int slot : slots) {
+        for (float& value : row) value = static_cast<float>(random.normal());
+        store.set(slot, row);
+      }
+    }
+    const LayerCall layer_call{.slots = slots,
+                               .first_position = offset,
+                               .keys = keys,
+                               .queries = queries,
+                               .scale = 0.25f,
+                               .softcap = 30.0f};
+    const long before_append = g_allocations;
+    layer.append(layer_call, workspace);
+    allocations += g_allocations - before_append;
+    offset += c.tokens_per_call;
+
+    // The call that comes next takes the slots that head 1 gave up; at first there are others.
+    const auto victims = layer.victims(1);
+    freed.assign(victims.begin(), victims.end());
+    for (int h = 0; h < kHeads; ++h) {
+      const long before_moves = g_allocations;
+      const int n = layer.plan_moves(h, freed, moves);
+      layer.apply_moves(h, std::span(moves).first(static_cast<std::size_t>(n)));
+      allocations += g_allocations - before_moves;
+      for (int i = 0; i < n; ++i) {
+        const auto [from, to] = moves[static_cast<std::size_t>(i)];
+        stores[static_cast<std::size_t>(h)].copy(from, to);
+      }
+    }
+    slots.clear();
+    std::vector<bool> used(static_cast<std::size_t>(max_slots), false);
+    for (const int slot : layer.keep(0).slots()) used[static_cast<std::size_t>(slot)] = true;
+    for (int slot = 0; static_cast<int>(slots.size()) < c.tokens_per_call && slot < max_slots;
+         ++slot) {
+      if (!used[static_cast<std::size_t>(slot)]) slots.push_back(slot);
+    }
+  }
+  EXPECT_EQ(allocations, 0);
+  EXPECT_EQ(layer.keep(0).size(),
+            grows ? kCalls * c.tokens_per_call : std::min<int>(offset, kBudget));
+
+  const long before_clear = g_allocations;
+  layer.clear();
+  EXPECT_EQ(g_allocations - before_clear, 0);
+}
+
+constexpr Case kCases[] = {
+    {"morphkv", QuerySource::kKeys, 1, 1},       {"morphkv", QuerySource::kKeys, 1, 5},
+    {"morphkv", QuerySource::kKeys, 1, 70},      {"morphkv", QuerySource::kAttention, 1, 1},
+    {"morphkv", QuerySource::kAttention, 40, 5}, {"morphkv", QuerySource::kAttention, 3, 70},
+    {"streaming", QuerySource::kKeys, 1, 1},     {"streaming", QuerySource::kKeys, 1, 70},
+    {"random", QuerySource::kKeys, 1, 1},        {"random", QuerySource::kKeys, 1, 70},
+    {"full", QuerySource::kKeys, 1, 1},          {"full", QuerySource::kKeys, 1, 70},
+};
+
+INSTANTIATE_TEST_SUITE_P(OfEveryPolicy, Allocations, ::testing::ValuesIn(kCases),
+                         [](const ::testing::TestParamInfo<Case>& test) {
+                           return std::string(test.param.policy) + "_" +
+                                  std::string(to_string(test.param.queries)) + "_calls_of_" +
+                                  std::to_string(test.param.tokens_per_call);
+                         });
+
+}  // namespace
+}  // namespace morphkv
