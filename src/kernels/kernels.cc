@@ -302,27 +302,20 @@ HWY_EXPORT(to_float);
 HWY_EXPORT(target_name);
 
 void dot_rows(const DotRowsArgs& args) { HWY_DYNAMIC_DISPATCH(dot_rows)(args); }
-
 float max_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(max_of)(x, n); }
-
 float sum_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(sum_of)(x, n); }
-
 void exp_shifted(const float* x, int n, float reference, float* out) {
   HWY_DYNAMIC_DISPATCH(exp_shifted)(x, n, reference, out);
 }
-
 void add_scaled(const float* x, int n, float factor, float* acc) {
   HWY_DYNAMIC_DISPATCH(add_scaled)(x, n, factor, acc);
 }
-
 void max_scaled(const float* x, int n, float factor, float* acc) {
   HWY_DYNAMIC_DISPATCH(max_scaled)(x, n, factor, acc);
 }
-
 void to_float(const std::byte* in, DType dtype, int n, float* out) {
   HWY_DYNAMIC_DISPATCH(to_float)(in, dtype, n, out);
 }
-
 const char* target_name() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
 
 }  // namespace morphkv::kernels
