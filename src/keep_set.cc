@@ -48,6 +48,10 @@ void KeepSet::move(int from, int to) {
   *row = to;
 }
 
+void KeepSet::shift(int first, int last, int by) {
+  for (int& slot : slots_) slot += slot >= first && slot < last ? by : 0;
+}
+
 void KeepSet::clear() {
   slots_.clear();
   positions_.clear();

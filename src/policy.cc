@@ -13,11 +13,37 @@
 namespace morphkv {
 namespace {
 
+// What the two query sources share: a ring of window weights, fused into scores.
+class WindowHead : public HeadPolicy {
+ public:
+  WindowHead(const CacheConfig& config, QuerySource source, int max_slots)
+      : fusion_(config.fusion), window_(source, config.window, max_slots) {}
+
+  void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
+    fuse_window(window_, fusion_, keep, ws.slot_scores, scores);
+  }
+  void erase(int slot) override { window_.erase(slot); }
+  void move(int from, int to) override { window_.move(from, to); }
+  void shift(int first, int last, int by) override { window_.shift(first, last, by); }
+  void clear() override { window_.clear(); }
+  void resize(int max_slots) override { window_.resize(max_slots); }
+  void save(const KeepSet& keep, std::vector<float>& out) const override {
+    window_.save(keep.slots(), out);
+  }
+  bool load(const KeepSet& keep, std::span<const float> saved) override {
+    return window_.load(keep.slots(), saved);
+  }
+
+ protected:
+  Fusion fusion_;
+  WindowLogits window_;
+};
+
 // The rule of the reference page: stored keys ask, every row answers, one eviction per token.
-class KeysHead final : public HeadPolicy {
+class KeysHead final : public WindowHead {
  public:
   KeysHead(const CacheConfig& config, int max_slots)
-      : fusion_(config.fusion), window_(QuerySource::kKeys, config.window, max_slots) {}
+      : WindowHead(config, QuerySource::kKeys, max_slots) {}
 
   void append(const KeepSet& keep, const NewRows& rows, int first, int /*count*/,
               Workspace& ws) override {
@@ -26,14 +52,7 @@ class KeysHead final : public HeadPolicy {
     window_.push_key(keep.slots(), ws.logits.data() + block_offset(in_block));
   }
 
-  void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
-    fuse_window(window_, fusion_, keep, ws.slot_scores, scores);
-  }
-
-  void erase(int slot) override { window_.erase(slot); }
-  void move(int from, int to) override { window_.move(from, to); }
-  void clear() override { window_.clear(); }
-  void resize(int max_slots) override { window_.resize(max_slots); }
+  std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<KeysHead>(*this); }
 
  private:
   std::size_t block_offset(int token) const {
@@ -65,16 +84,13 @@ class KeysHead final : public HeadPolicy {
                        .out = ws.logits.data(),
                        .out_stride = window_.max_slots()});
   }
-
-  Fusion fusion_;
-  WindowLogits window_;
 };
 
 // The rule of the paper: the model's own queries ask, causally; all of a call leave at its end.
-class AttentionHead final : public HeadPolicy {
+class AttentionHead final : public WindowHead {
  public:
   AttentionHead(const CacheConfig& config, int max_slots)
-      : fusion_(config.fusion), window_(QuerySource::kAttention, config.window, max_slots) {}
+      : WindowHead(config, QuerySource::kAttention, max_slots) {}
 
   void append(const KeepSet& keep, const NewRows& rows, int /*first*/, int count,
               Workspace& ws) override {
@@ -95,18 +111,9 @@ class AttentionHead final : public HeadPolicy {
     }
   }
 
-  void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
-    fuse_window(window_, fusion_, keep, ws.slot_scores, scores);
+  std::unique_ptr<HeadPolicy> clone() const override {
+    return std::make_unique<AttentionHead>(*this);
   }
-
-  void erase(int slot) override { window_.erase(slot); }
-  void move(int from, int to) override { window_.move(from, to); }
-  void clear() override { window_.clear(); }
-  void resize(int max_slots) override { window_.resize(max_slots); }
-
- private:
-  Fusion fusion_;
-  WindowLogits window_;
 };
 
 class StreamingHead final : public HeadPolicy {
@@ -114,6 +121,9 @@ class StreamingHead final : public HeadPolicy {
   void append(const KeepSet&, const NewRows&, int, int, Workspace&) override {}
   void score(const KeepSet&, std::span<float> scores, Workspace&) override {
     std::iota(scores.begin(), scores.end(), 0.0f);  // the oldest leaves
+  }
+  std::unique_ptr<HeadPolicy> clone() const override {
+    return std::make_unique<StreamingHead>(*this);
   }
 };
 
@@ -130,6 +140,7 @@ class RandomHead final : public HeadPolicy {
       scores[rank] = static_cast<float>(bits >> 40) * 0x1p-24f;  // uniform in [0, 1)
     }
   }
+  std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<RandomHead>(*this); }
 
  private:
   // SplitMix64 finaliser (Steele et al., OOPSLA 2014): a hash, so that a row's priority never

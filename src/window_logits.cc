@@ -1,6 +1,9 @@
 #include "morphkv/window_logits.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <limits>
 
 #include "kernels/kernels.h"
@@ -90,9 +93,66 @@ void WindowLogits::move(int from, int to) {
   erase(from);
 }
 
+void WindowLogits::shift(int first, int last, int by) {
+  const auto shift_row = [&](float* row, float not_held) {
+    std::memmove(row + first + by, row + first,
+                 static_cast<std::size_t>(last - first) * sizeof(float));
+    const int left = by > 0 ? first : last + by;
+    std::fill_n(row + left, std::abs(by), not_held);
+  };
+  for (int i = 0; i < filled_; ++i) {
+    shift_row(weights_.data() + offset(i), 0.0f);
+    if (logits_.empty()) continue;
+    shift_row(logits_.data() + offset(i), kNotHeld);
+    if (query_slot_[i] >= first && query_slot_[i] < last) query_slot_[i] += by;
+  }
+}
+
 void WindowLogits::clear() {
   filled_ = 0;
   next_ = 0;
+}
+
+void WindowLogits::save(std::span<const int> keep_slots, std::vector<float>& out) const {
+  out.push_back(static_cast<float>(filled_));
+  out.push_back(static_cast<float>(next_));
+  for (int i = 0; i < filled_; ++i) {
+    for (const int slot : keep_slots) out.push_back(weights_[offset(i) + slot]);
+    if (logits_.empty()) continue;
+    const auto query = std::find(keep_slots.begin(), keep_slots.end(), query_slot_[i]);
+    out.push_back(reference_[i]);
+    out.push_back(static_cast<float>(query - keep_slots.begin()));
+    for (const int slot : keep_slots) out.push_back(logits_[offset(i) + slot]);
+  }
+}
+
+bool WindowLogits::load(std::span<const int> keep_slots, std::span<const float> saved) {
+  const std::size_t rows = keep_slots.size();
+  if (saved.size() < 2) return false;
+  const auto is_index = [](float value, std::size_t end) {
+    return value >= 0.0f && value < static_cast<float>(end) && value == std::floor(value);
+  };
+  const auto queries = static_cast<std::size_t>(window_);
+  if (!is_index(saved[0], queries + 1) || !is_index(saved[1], queries)) return false;
+  const auto filled = static_cast<std::size_t>(saved[0]);
+  const std::size_t per_query = logits_.empty() ? rows : 2 * rows + 2;
+  if (saved.size() != 2 + filled * per_query) return false;
+  for (std::size_t i = 0; i < filled && !logits_.empty(); ++i) {
+    if (!is_index(saved[2 + i * per_query + rows + 1], rows)) return false;
+  }
+  std::fill(weights_.begin(), weights_.end(), 0.0f);
+  std::fill(logits_.begin(), logits_.end(), kNotHeld);
+  filled_ = static_cast<int>(filled);
+  next_ = static_cast<int>(saved[1]);
+  const float* in = saved.data() + 2;
+  for (int i = 0; i < filled_; ++i) {
+    for (const int slot : keep_slots) weights_[offset(i) + slot] = *in++;
+    if (logits_.empty()) continue;
+    reference_[i] = *in++;
+    query_slot_[i] = keep_slots[static_cast<std::size_t>(*in++)];
+    for (const int slot : keep_slots) logits_[offset(i) + slot] = *in++;
+  }
+  return true;
 }
 
 void WindowLogits::resize(int max_slots) {

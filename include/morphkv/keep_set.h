@@ -30,6 +30,8 @@ class KeepSet {
   void erase(std::span<const int> ranks);
   // The row in slot `from` now lies in slot `to`, which must be free.
   void move(int from, int to);
+  // The rows in slots [first, last) now lie `by` slots further on.
+  void shift(int first, int last, int by);
   void clear();
   // Changes the number of slots. Allocates.
   void reserve(int max_slots);

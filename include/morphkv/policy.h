@@ -64,7 +64,27 @@ class HeadPolicy {
     static_cast<void>(from);
     static_cast<void>(to);
   }
+  // The rows in slots [first, last) now lie `by` slots further on, over a slot that is not held.
+  virtual void shift(int first, int last, int by) {
+    if (by < 0) {
+      for (int slot = first; slot < last; ++slot) move(slot, slot + by);
+    } else {
+      for (int slot = last; slot-- > first;) move(slot, slot + by);
+    }
+  }
   virtual void clear() {}
+  virtual std::unique_ptr<HeadPolicy> clone() const = 0;
+  // What the policy remembers beyond the rows, as floats in terms of ranks; a policy that remembers
+  // nothing keeps these. load() returns false, having changed nothing, if the floats are not such a
+  // state.
+  virtual void save(const KeepSet& keep, std::vector<float>& out) const {
+    static_cast<void>(keep);
+    static_cast<void>(out);
+  }
+  virtual bool load(const KeepSet& keep, std::span<const float> saved) {
+    static_cast<void>(keep);
+    return saved.empty();
+  }
   // From now on slots are 0 .. max_slots - 1; no row lies beyond. Allocates.
   virtual void resize(int max_slots) { static_cast<void>(max_slots); }
 };

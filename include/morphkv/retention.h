@@ -1,4 +1,4 @@
-// The step of the algorithm for one layer: append the new rows, score, choose victims, plan the row
+// The step of the algorithm: append the new rows, score, choose victims, plan the row
 // moves. Host-free: the vectors stay where the host keeps them and are only read; the host carries
 // out the moves.
 #pragma once
@@ -15,6 +15,51 @@
 
 namespace morphkv {
 
+// The rule for one KV head.
+class HeadRetention {
+ public:
+  // Room for slots 0 .. max_slots - 1, allocated here once; a call may bring max_slots - budget
+  // tokens. `policy` is only used during construction. Throws std::invalid_argument (validate()).
+  HeadRetention(const CacheConfig& config, const Policy& policy, HeadId id, int max_slots);
+  HeadRetention(HeadRetention&&) noexcept = default;
+  HeadRetention& operator=(HeadRetention&&) noexcept = default;
+  HeadRetention copy() const { return HeadRetention(*this); }
+
+  // The step. Appends the rows, takes those that leave out of the keep set and remembers their
+  // slots as victims().
+  void append(const NewRows& rows, Position first_position, Workspace& workspace);
+
+  // Slots given up in the last append(), ascending.
+  std::span<const int> victims() const { return victims_; }
+  // The host has made use of them.
+  void forget_victims() { victims_.clear(); }
+  const KeepSet& keep() const { return keep_; }
+
+  // The host has carried out these moves, in order.
+  void apply_moves(std::span<const RowMove> moves);
+  // The host has moved the rows in slots [first, last) by `by` slots, over slots that are not held.
+  void shift(int first, int last, int by);
+  // All rows have moved, in this order, to a store with `max_slots` slots. Allocates.
+  void transfer(std::span<const RowMove> moves, int max_slots);
+  void clear();
+
+  // What the policy remembers (HeadPolicy::save), and taking over rows at slots 0, 1, ... with such
+  // a memory. load() returns false, having changed nothing, if the memory does not fit.
+  void save(std::vector<float>& out) const { policy_->save(keep_, out); }
+  bool load(std::span<const Position> positions, std::span<const float> saved);
+
+ private:
+  HeadRetention(const HeadRetention& other);
+  void evict_to_budget(Workspace& workspace);
+
+  CacheConfig config_;
+  PolicyTraits traits_;
+  int max_slots_;
+  KeepSet keep_;
+  std::unique_ptr<HeadPolicy> policy_;
+  std::vector<int> victims_;
+};
+
 // What one call of S tokens brings to a layer.
 struct LayerCall {
   std::span<const int> slots;  // [token] where the new rows lie, the same for all heads
@@ -22,8 +67,8 @@ struct LayerCall {
   std::span<const RowsView> keys;  // [head], each [slot, dim]; empty unless the policy needs keys
   std::span<const QueriesView> queries;  // [head], each [token, group, dim] of the last tokens of
                                          // the call; empty unless the policy needs queries
-  float scale = 1.0f;    // of query . key in the model's attention
-  float softcap = 0.0f;  // soft cap of the model's attention logits, 0 = none
+  float scale = 1.0f;                    // of query . key in the model's attention
+  float softcap = 0.0f;                  // soft cap of the model's attention logits, 0 = none
 };
 
 class LayerRetention {
@@ -39,12 +84,12 @@ class LayerRetention {
   void append(const LayerCall& call, Workspace& workspace);
 
   // Slots that `head` gave up in the last append(), ascending. Equally many in every head.
-  std::span<const int> victims(int head) const { return heads_[head].victims; }
+  std::span<const int> victims(int head) const { return heads_[head].victims(); }
 
   // Moves that empty the slots `freed` in `head` (plan_row_moves). `freed` ascends, as long as
   // victims().
   int plan_moves(int head, std::span<const int> freed, std::span<RowMove> out) const {
-    return plan_row_moves(heads_[head].victims, freed, out);
+    return plan_row_moves(heads_[head].victims(), freed, out);
   }
   // The host has carried out these moves.
   void apply_moves(int head, std::span<const RowMove> moves);
@@ -54,22 +99,13 @@ class LayerRetention {
   void transfer(std::span<const RowMove> moves, int max_slots);
 
   int n_heads() const { return static_cast<int>(heads_.size()); }
-  const KeepSet& keep(int head) const { return heads_[head].keep; }
+  const KeepSet& keep(int head) const { return heads_[head].keep(); }
   const CacheConfig& config() const { return config_; }
   void clear();
 
  private:
-  struct Head {
-    KeepSet keep;
-    std::unique_ptr<HeadPolicy> policy;
-    std::vector<int> victims;
-  };
-  void evict_to_budget(Head& head, Workspace& workspace);
-
   CacheConfig config_;
-  PolicyTraits traits_;
-  int max_slots_;
-  std::vector<Head> heads_;
+  std::vector<HeadRetention> heads_;
 };
 
 }  // namespace morphkv

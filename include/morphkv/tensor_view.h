@@ -3,15 +3,37 @@
 // is used.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
 namespace morphkv {
 
-enum class DType : std::uint8_t { kF16, kBF16, kF32 };
+// kF64 only comes in from outside (ArrayView); rows are never stored so.
+enum class DType : std::uint8_t { kF16, kBF16, kF32, kF64 };
 
 // Bytes of one element.
-constexpr std::size_t size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr std::size_t size_of(DType dtype) {
+  return dtype == DType::kF64 ? 8 : dtype == DType::kF32 ? 4 : 2;
+}
+
+// Somebody's array: [batch, head, token, dim] with any strides, negative and zero ones included.
+struct ArrayView {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kF16;
+  std::array<std::int64_t, 4> shape{};
+  std::array<std::int64_t, 4> strides{};  // bytes
+
+  // One array without gaps.
+  static ArrayView contiguous(const void* data, DType dtype, std::array<std::int64_t, 4> shape) {
+    const auto size = static_cast<std::int64_t>(size_of(dtype));
+    return {
+        static_cast<const std::byte*>(data),
+        dtype,
+        shape,
+        {shape[1] * shape[2] * shape[3] * size, shape[2] * shape[3] * size, shape[3] * size, size}};
+  }
+};
 
 // Keys or values of one KV head: [slot, dim], the elements of a row contiguous.
 struct RowsView {

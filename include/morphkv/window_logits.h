@@ -42,7 +42,13 @@ class WindowLogits {
 
   void erase(int slot);
   void move(int from, int to);
+  // The columns [first, last) move by `by`; what they leave is not held.
+  void shift(int first, int last, int by);
   void clear();
+  // The ring in terms of ranks: header, then each query's reference, rank, weights and logits.
+  // load() returns false, having changed nothing, if `saved` is not the ring of so many rows.
+  void save(std::span<const int> keep_slots, std::vector<float>& out) const;
+  bool load(std::span<const int> keep_slots, std::span<const float> saved);
   // Keeps the columns below `max_slots`. Allocates.
   void resize(int max_slots);
 

@@ -188,6 +188,8 @@ void dot_rows(const DotRowsArgs& args) {
       return dot_rows_of<hwy::bfloat16_t>(args);
     case DType::kF32:
       return dot_rows_of<float>(args);
+    case DType::kF64:
+      break;  // never stored
   }
 }
 
@@ -278,6 +280,8 @@ void to_float(const std::byte* in, DType dtype, int n, float* out) {
       return to_float_from(reinterpret_cast<const hwy::bfloat16_t*>(in), count, out);
     case DType::kF32:
       return to_float_from(reinterpret_cast<const float*>(in), count, out);
+    case DType::kF64:
+      break;  // never stored
   }
 }
 

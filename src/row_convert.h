@@ -1,0 +1,36 @@
+// From a caller's array to stored rows: any strides and float type in, fp16 or bf16 out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "morphkv/tensor_view.h"
+
+namespace morphkv {
+
+// Largest finite fp16.
+inline constexpr float kMaxF16 = 65504.0f;
+
+// Rounds to nearest, ties to even. Beyond the range: infinity.
+std::uint16_t to_f16(float value);
+std::uint16_t to_bf16(float value);
+// To float so that a second rounding gives what rounding `value` once would have given (round to
+// odd).
+float to_float_odd(double value);
+
+struct RowReport {
+  bool has_nan = false;
+  std::int64_t saturated =
+      0;  // values beyond the range of fp16, infinities included, stored as its largest
+};
+
+// Writes tokens [0, S) of one (batch, head) of `array` to out [token, dim], stored as `stored`
+// (kF16 or kBF16). On NaN it stops early; `out` then holds nothing of use.
+RowReport write_rows(const ArrayView& array, std::int64_t batch, std::int64_t head, DType stored,
+                     std::uint16_t* out);
+
+// One token's vector of `head` to floats; false on NaN.
+bool read_floats(const ArrayView& array, std::int64_t batch, std::int64_t head, std::int64_t token,
+                 float* out);
+
+}  // namespace morphkv
