@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "kernels/kernels.h"
+
 namespace morphkv {
 namespace {
 
@@ -21,11 +23,8 @@ void choose_victims(std::span<const float> scores, EvictableRanks evictable, std
   assert(out.size() <= candidates.size());
   if (out.empty()) return;
   if (out.size() == 1) {
-    int least = evictable.first;
-    for (int rank = least + 1; rank < evictable.last; ++rank) {
-      if (comparable(scores[rank]) < comparable(scores[least])) least = rank;
-    }
-    out[0] = least;
+    const auto n = static_cast<int>(candidates.size());
+    out[0] = evictable.first + kernels::first_least(scores.data() + evictable.first, n);
     return;
   }
   std::iota(candidates.begin(), candidates.end(), evictable.first);

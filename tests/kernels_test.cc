@@ -384,6 +384,33 @@ TEST(Kernels, MaxOfNothingAndOfNothingHeldIsMinusInfinity) {
   });
 }
 
+TEST(Kernels, FirstLeastFindsTheFirstOfEqualValuesAtEveryPlaceOfEveryLength) {
+  on_every_target([] {
+    for (const int n : lengths()) {
+      if (n == 0) continue;
+      const Floats x(n);
+      for (int i = 0; i < n; ++i) {
+        for (int j = 0; j < n; ++j) x[j] = j < i ? 2.0f : j % 3 == i % 3 ? 1.0f : 3.0f;
+        ASSERT_EQ(first_least(x.data(), n), i) << "length " << n;
+      }
+    }
+  });
+}
+
+TEST(Kernels, FirstLeastTakesNanAndMinusInfinityForTheLeast) {
+  on_every_target([] {
+    const Floats x(37);
+    std::ranges::fill(x, kInfinity);
+    EXPECT_EQ(first_least(x.data(), 37), 0);
+    x[30] = -1e30f;
+    EXPECT_EQ(first_least(x.data(), 37), 30);
+    x[34] = -kInfinity;
+    EXPECT_EQ(first_least(x.data(), 37), 34);
+    x[20] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_EQ(first_least(x.data(), 37), 20);
+  });
+}
+
 // 1e-6 is what the header promises.
 void expect_sum(const Floats& x, int n) {
   const double want = std::accumulate(x.begin(), x.end(), 0.0);

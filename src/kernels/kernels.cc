@@ -209,6 +209,31 @@ float max_of(const float* x, int n) {
   return result;
 }
 
+// NaN counts as -infinity.
+HWY_INLINE Vec comparable(Vec v) {
+  const Floats d;
+  return hn::IfThenElse(hn::Ne(v, v), hn::Set(d, -std::numeric_limits<float>::infinity()), v);
+}
+
+int first_least(const float* x, int n) {
+  const Floats d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  HWY_ALIGN float tail[hn::MaxLanes(Floats())];
+  std::fill_n(tail, lanes, std::numeric_limits<float>::infinity());
+  const int whole = n - n % lanes;
+  std::copy_n(x + whole, n % lanes, tail);
+  Vec least = comparable(hn::Load(d, tail));
+  for (int i = 0; i < whole; i += lanes) least = hn::Min(least, comparable(hn::LoadU(d, x + i)));
+  HWY_ALIGN float of_lane[hn::MaxLanes(Floats())];
+  hn::Store(least, d, of_lane);
+  const Vec wanted = hn::Set(d, *std::min_element(of_lane, of_lane + lanes));
+  for (int i = 0; i < whole; i += lanes) {
+    const auto first = hn::FindFirstTrue(d, hn::Eq(comparable(hn::LoadU(d, x + i)), wanted));
+    if (first >= 0) return i + static_cast<int>(first);
+  }
+  return whole + static_cast<int>(hn::FindFirstTrue(d, hn::Eq(comparable(hn::Load(d, tail)), wanted)));
+}
+
 // In double: one rounding at the end, so the length does not matter.
 float sum_of(const float* x, int n) {
   const hn::ScalableTag<double> d;
@@ -298,6 +323,7 @@ namespace morphkv::kernels {
 
 HWY_EXPORT(dot_rows);
 HWY_EXPORT(max_of);
+HWY_EXPORT(first_least);
 HWY_EXPORT(sum_of);
 HWY_EXPORT(exp_shifted);
 HWY_EXPORT(add_scaled);
@@ -307,6 +333,7 @@ HWY_EXPORT(target_name);
 
 void dot_rows(const DotRowsArgs& args) { HWY_DYNAMIC_DISPATCH(dot_rows)(args); }
 float max_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(max_of)(x, n); }
+int first_least(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(first_least)(x, n); }
 float sum_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(sum_of)(x, n); }
 void exp_shifted(const float* x, int n, float reference, float* out) {
   HWY_DYNAMIC_DISPATCH(exp_shifted)(x, n, reference, out);

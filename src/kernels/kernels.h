@@ -27,6 +27,9 @@ void dot_rows(const DotRowsArgs& args);
 // Largest of x[0, n); -infinity when n == 0.
 float max_of(const float* x, int n);
 
+// Index of the first of the least values of x[0, n), n >= 1. NaN counts as -infinity.
+int first_least(const float* x, int n);
+
 // Sum of x[0, n), added up in double: relative error below 1e-6 for values >= 0, however many.
 float sum_of(const float* x, int n);
 
