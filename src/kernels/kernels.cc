@@ -212,7 +212,7 @@ float max_of(const float* x, int n) {
 // NaN counts as -infinity.
 HWY_INLINE Vec comparable(Vec v) {
   const Floats d;
-  return hn::IfThenElse(hn::Ne(v, v), hn::Set(d, -std::numeric_limits<float>::infinity()), v);
+  return hn::IfThenElse(hn::Eq(v, v), v, hn::Set(d, -std::numeric_limits<float>::infinity()));
 }
 
 int first_least(const float* x, int n) {
