@@ -2,12 +2,12 @@
 # (CMake asks scripts/setup for llama.cpp and the tests' model by itself.)
 
 TOOL := build/release/morphkv
-SOURCE_DIRS := include src integrations apps tests bench examples
+SOURCE_DIRS := include src integrations apps tests bench examples python
 
-.PHONY: help setup configure build demo model test bench format tidy clean
+.PHONY: help setup configure build demo model test test-reference bench format tidy clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup:
 	@scripts/setup system
@@ -31,8 +31,13 @@ model: setup ## print the path of the test model, fetching it if need be
 test: build ## set up, build and run every test
 	@ctest --preset release
 
+test-reference: setup ## run the reference's own tests against morphkv.mlx (`make test` does too)
+	@tests/python/run build/release/tests/python install reference
+
 bench: build ## run the benchmarks
 	@model=$$(scripts/setup model) && build/release/bench/decode_speed -m "$$model"
+	@tests/python/run build/release/tests/python install \
+	  python bench/reference_speed.py --cpp build/release/bench/cache_speed
 
 format: ## format the sources in place
 	@find $(SOURCE_DIRS) -name '*.h' -o -name '*.cc' | xargs clang-format -i

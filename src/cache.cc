@@ -13,9 +13,7 @@
 namespace morphkv {
 namespace {
 
-void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument(message);
-}
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
 std::string shape_text(const ArrayView& array) {
   std::string text = "[";
@@ -45,7 +43,7 @@ MorphKVCache::MorphKVCache(CacheConfig config, int layer)
 MorphKVCache::MorphKVCache(CacheConfig config, std::shared_ptr<const Policy> policy, int layer)
     : config_(std::move(config)), policy_(std::move(policy)), layer_(layer) {
   validate(config_);
-  require(policy_ != nullptr, "the policy is null");
+  if (policy_ == nullptr) refuse("the policy is null");
 }
 
 MorphKVCache::MorphKVCache(const MorphKVCache& other)
@@ -156,33 +154,38 @@ std::string MorphKVCache::read_in_blocks(const ArrayView& keys, const ArrayView&
   return "";
 }
 
+// Builds its messages only when one is due: this runs in every decode step.
 void MorphKVCache::check(const ArrayView& keys, const ArrayView& values,
                          const ArrayView* queries) const {
   for (const auto size : keys.shape) {
-    require(size >= 1,
-            "keys " + shape_text(keys) + ": every one of [B, H, S, D] must be at least 1");
+    if (size < 1)
+      refuse("keys " + shape_text(keys) + ": every one of [B, H, S, D] must be at least 1");
   }
-  require(keys.shape == values.shape,
-          "values " + shape_text(values) + " must have the shape of keys " + shape_text(keys));
+  if (keys.shape != values.shape)
+    refuse("values " + shape_text(values) + " must have the shape of keys " + shape_text(keys));
   const bool same = state_heads_.empty() ||
                     (keys.shape[0] == batch_ && keys.shape[1] == heads_ && keys.shape[3] == dim_);
-  require(same, "keys " + shape_text(keys) + ": this cache holds B " + std::to_string(batch_) +
-                    ", H " + std::to_string(heads_) + ", D " + std::to_string(dim_) +
-                    " since its first call; use a new cache, or reset() this one");
+  if (!same) {
+    refuse("keys " + shape_text(keys) + ": this cache holds B " + std::to_string(batch_) + ", H " +
+           std::to_string(heads_) + ", D " + std::to_string(dim_) +
+           " since its first call; use a new cache, or reset() this one");
+  }
   constexpr std::int64_t kMaxValues = std::numeric_limits<int>::max() / 2;
-  require(keys.shape[2] <= kMaxValues - config_.budget && keys.shape[3] <= kMaxValues,
-          "keys " + shape_text(keys) + ": too long for one call; split it");
-  const bool asks = policy_->traits().needs_queries;
-  require(!asks || queries != nullptr,
-          "query source attention needs the queries [B, Hq, S, D] of the new tokens: pass them as "
-          "the third argument, "
-          "or use query source keys");
+  if (keys.shape[2] > kMaxValues - config_.budget || keys.shape[3] > kMaxValues)
+    refuse("keys " + shape_text(keys) + ": too long for one call; split it");
+  if (policy_->traits().needs_queries && queries == nullptr) {
+    refuse(
+        "query source attention needs the queries [B, Hq, S, D] of the new tokens: pass them as "
+        "the third argument, or use query source keys");
+  }
   if (queries == nullptr) return;
   const bool fits = queries->shape[0] == keys.shape[0] && queries->shape[2] == keys.shape[2] &&
                     queries->shape[3] == keys.shape[3] && queries->shape[1] >= 1 &&
                     queries->shape[1] % keys.shape[1] == 0;
-  require(fits, "queries " + shape_text(*queries) + " do not fit keys " + shape_text(keys) +
-                    ": B, S and D must agree, and the query heads be a multiple of the KV heads");
+  if (!fits) {
+    refuse("queries " + shape_text(*queries) + " do not fit keys " + shape_text(keys) +
+           ": B, S and D must agree, and the query heads be a multiple of the KV heads");
+  }
 }
 
 void MorphKVCache::set_shape(std::int64_t batch, std::int64_t heads, std::int64_t dim,
@@ -256,12 +259,13 @@ std::string MorphKVCache::write_new_rows(const ArrayView& keys, const ArrayView&
   return "";
 }
 
-// The queries of the last `window` tokens of the call, as floats; false on NaN.
+// The queries that count, as floats: of the last tokens of the call; false on NaN.
 bool MorphKVCache::read_queries(const ArrayView* queries) {
   query_tokens_ = 0;
   if (queries == nullptr || !policy_->traits().needs_queries) return true;
   const std::int64_t tokens = queries->shape[2];
-  query_tokens_ = static_cast<int>(std::min<std::int64_t>(tokens, config_.window));
+  const std::int64_t asking = policy_->traits().every_query ? tokens : config_.window;
+  query_tokens_ = static_cast<int>(std::min(tokens, asking));
   queries_.resize(static_cast<std::size_t>(batch_ * heads_ * query_tokens_ * group_ * dim_));
   float* out = queries_.data();
   bool good = true;
@@ -377,10 +381,10 @@ std::vector<Position> MorphKVCache::positions() const {
 
 std::optional<AttentionMask> MorphKVCache::make_mask(
     std::int64_t n, std::optional<std::int64_t> window_size) const {
-  require(n >= 1, "a mask for " + std::to_string(n) + " tokens: give at least 1");
-  require(!window_size || *window_size >= 1, "window_size " +
-                                                 std::to_string(window_size.value_or(0)) +
-                                                 " is below 1: leave it out for none");
+  if (n < 1) refuse("a mask for " + std::to_string(n) + " tokens: give at least 1");
+  if (window_size && *window_size < 1) {
+    refuse("window_size " + std::to_string(*window_size) + " is below 1: leave it out for none");
+  }
   if (n == 1 && !window_size) return std::nullopt;
   AttentionMask mask;
   mask.heads = window_size && !state_heads_.empty() ? batch_ * heads_ : 1;
@@ -427,73 +431,6 @@ void MorphKVCache::reset() { *this = MorphKVCache(config_, policy_, layer_); }
 
 std::unique_ptr<KVCache> MorphKVCache::clone() const {
   return std::unique_ptr<KVCache>(new MorphKVCache(*this));
-}
-
-CacheState MorphKVCache::state() const {
-  MorphKVCache settled = copy();
-  CacheState s{config_, batch_, heads_, dim_, dtype_, offset_, saturated_, positions(), {}, {}, {}};
-  const Rows keys = settled.keys();
-  s.keys.resize(static_cast<std::size_t>(batch_ * heads_ * keys.rows * dim_));
-  keys.copy_to(s.keys.data());
-  s.values.resize(s.keys.size());
-  settled.values().copy_to(s.values.data());
-  for (const Head& head : settled.state_heads_) {
-    s.memory.emplace_back();
-    head.retention.save(s.memory.back());
-  }
-  return s;
-}
-
-void MorphKVCache::set_state(const CacheState& s) {
-  MorphKVCache restored(config_, policy_, layer_);
-  require(s.config == config_, "the state is of another configuration: budget " +
-                                   std::to_string(s.config.budget) + ", n_sink " +
-                                   std::to_string(s.config.n_sink) + ", window " +
-                                   std::to_string(s.config.window) + ", policy " + s.config.policy +
-                                   "; this cache has budget " + std::to_string(config_.budget) +
-                                   ", n_sink " + std::to_string(config_.n_sink) + ", window " +
-                                   std::to_string(config_.window) + ", policy " + config_.policy);
-  if (s.batch * s.heads == 0) {
-    require(s.offset == 0 && s.positions.empty() && s.keys.empty() && s.values.empty() &&
-                s.memory.empty(),
-            "the state has no heads, yet it is not empty");
-    *this = std::move(restored);
-    return;
-  }
-  const auto n = static_cast<std::size_t>(s.batch * s.heads);
-  const auto rows = static_cast<std::size_t>(s.rows());
-  require(s.batch >= 1 && s.heads >= 1 && s.dim >= 1 &&
-              (s.dtype == DType::kF16 || s.dtype == DType::kBF16),
-          "the state has an impossible shape or type");
-  require(s.positions.size() == n * rows &&
-              s.keys.size() == n * rows * static_cast<std::size_t>(s.dim) &&
-              s.values.size() == s.keys.size() && s.memory.size() == n,
-          "the state's arrays do not fit its shape");
-  const auto bound =
-      policy_->traits().evicts ? std::min<Position>(config_.budget, s.offset) : s.offset;
-  require(static_cast<Position>(rows) == bound, "the state holds " + std::to_string(rows) +
-                                                    " rows per head, " + std::to_string(bound) +
-                                                    " are due");
-  restored.set_shape(s.batch, s.heads, s.dim, s.dtype);
-  restored.make_room(static_cast<std::int64_t>(rows));
-  restored.offset_ = s.offset;
-  restored.saturated_ = s.saturated;
-  for (std::size_t h = 0; h < n; ++h) {
-    const auto positions = std::span(s.positions).subspan(h * rows, rows);
-    const bool ascending = std::adjacent_find(positions.begin(), positions.end(),
-                                              std::greater_equal<>()) == positions.end();
-    require(
-        ascending && positions.front() >= 0 && positions.back() < s.offset,
-        "the state's positions of head " + std::to_string(h) + " do not ascend within [0, offset)");
-    require(restored.state_heads_[h].retention.load(positions, s.memory[h]),
-            "the state's policy memory of head " + std::to_string(h) + " does not fit");
-    const auto values = rows * static_cast<std::size_t>(s.dim);
-    std::copy_n(s.keys.begin() + static_cast<std::ptrdiff_t>(h * values), values,
-                restored.row(restored.key_store_, h, 0));
-    std::copy_n(s.values.begin() + static_cast<std::ptrdiff_t>(h * values), values,
-                restored.row(restored.value_store_, h, 0));
-  }
-  *this = std::move(restored);
 }
 
 }  // namespace morphkv

@@ -22,7 +22,8 @@ void validate(const CacheConfig& c) {
   require(c.budget >= 1, budget + " is below 1: give at least 1 row per KV head");
   require(c.budget <= kMaxBudget, budget + " is above the limit of " + std::to_string(kMaxBudget) +
                                       " rows: lower the budget, or use policy full");
-  require(c.window >= 1, number("window", c.window) + " is below 1: the window needs 1 token");
+  require(c.window >= 1,
+          number("window", c.window) + " is below 1: the window must be >= 1 token");
   require(c.n_sink >= 0, number("n_sink", c.n_sink) + " is negative: use 0 for no sinks");
   require(c.n_sink < c.budget, number("n_sink", c.n_sink) + " is not below " + budget +
                                    ": lower n_sink or raise the budget");
@@ -39,7 +40,7 @@ void validate(const CacheConfig& c) {
           number("n_sink", c.n_sink) + " + " +
               (tail_is_window ? number("window", c.window) : number("recent", c.recent)) +
               " is not below " + budget +
-              ": nothing could be evicted; raise the budget to at least " +
+              ": no evictable positions would remain; raise the budget to at least " +
               std::to_string(std::int64_t{c.n_sink} + c.protected_tail() + 1));
   require(
       c.pool >= 1 && c.pool % 2 == 1,

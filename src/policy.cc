@@ -6,6 +6,7 @@
 #include <iterator>
 #include <numeric>
 
+#include "h2o.h"
 #include "kernels/kernels.h"
 #include "morphkv/scores.h"
 #include "morphkv/window_logits.h"
@@ -190,6 +191,12 @@ std::unique_ptr<Policy> make_morphkv(const CacheConfig& config) {
       });
 }
 
+std::unique_ptr<Policy> make_h2o(const CacheConfig& config) {
+  return std::make_unique<NamedPolicy>(
+      config, h2o_traits(config),
+      [](const CacheConfig& c, HeadId, int max_slots) { return make_h2o_head(c, max_slots); });
+}
+
 std::unique_ptr<Policy> make_streaming(const CacheConfig& config) {
   return std::make_unique<NamedPolicy>(
       config, PolicyTraits{}, [](const CacheConfig&, HeadId, int) -> std::unique_ptr<HeadPolicy> {
@@ -219,10 +226,8 @@ struct Entry {
 };
 
 constexpr std::array kPolicies = {
-    Entry{"morphkv", make_morphkv},
-    Entry{"streaming", make_streaming},
-    Entry{"random", make_random},
-    Entry{"full", make_full},
+    Entry{"morphkv", make_morphkv}, Entry{"h2o", make_h2o},   Entry{"streaming", make_streaming},
+    Entry{"random", make_random},   Entry{"full", make_full},
 };
 
 const Entry* find_policy(std::string_view name) {

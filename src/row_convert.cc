@@ -1,5 +1,6 @@
 #include "row_convert.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -8,16 +9,20 @@ namespace morphkv {
 namespace {
 
 constexpr std::uint16_t kF16Infinity = 0x7C00;
-constexpr std::uint16_t kF16Largest = 0x7BFF;
 constexpr std::uint16_t kBF16Infinity = 0x7F80;
+
+constexpr std::uint16_t infinity_of(DType stored) {
+  return stored == DType::kF16 ? kF16Infinity : kBF16Infinity;
+}
 
 bool is_nan(std::uint16_t bits, std::uint16_t infinity) { return (bits & 0x7FFF) > infinity; }
 
-// Finite fp16 for an fp16 value; counts what had to be cut.
-std::uint16_t saturate(std::uint16_t half, std::int64_t& saturated) {
-  if ((half & 0x7FFF) != kF16Infinity) return half;
+// A finite value for one that is not NaN; counts what had to be cut. The largest finite number
+// stands just before infinity.
+std::uint16_t saturate(std::uint16_t half, std::uint16_t infinity, std::int64_t& saturated) {
+  if ((half & 0x7FFF) != infinity) return half;
   ++saturated;
-  return static_cast<std::uint16_t>((half & 0x8000) | kF16Largest);
+  return static_cast<std::uint16_t>(half - 1);
 }
 
 template <typename T>
@@ -51,15 +56,13 @@ float element(const std::byte* p, DType dtype) {
 // A row that is stored in the type that it comes in: bits are kept.
 bool copy_same(const std::byte* in, std::int64_t stride, std::int64_t dim, DType stored,
                std::uint16_t* out, RowReport& report) {
-  const std::uint16_t infinity = stored == DType::kF16 ? kF16Infinity : kBF16Infinity;
+  const std::uint16_t infinity = infinity_of(stored);
   bool nan = false;
   for (std::int64_t d = 0; d < dim; ++d) {
     out[d] = load<std::uint16_t>(in + d * stride);
     nan |= is_nan(out[d], infinity);
   }
-  if (stored == DType::kF16) {
-    for (std::int64_t d = 0; d < dim; ++d) out[d] = saturate(out[d], report.saturated);
-  }
+  for (std::int64_t d = 0; d < dim; ++d) out[d] = saturate(out[d], infinity, report.saturated);
   return !nan;
 }
 
@@ -68,7 +71,8 @@ bool convert(const std::byte* in, std::int64_t stride, std::int64_t dim, DType f
   for (std::int64_t d = 0; d < dim; ++d) {
     const float value = element(in + d * stride, from);
     if (std::isnan(value)) return false;
-    out[d] = stored == DType::kF16 ? saturate(to_f16(value), report.saturated) : to_bf16(value);
+    const std::uint16_t half = stored == DType::kF16 ? to_f16(value) : to_bf16(value);
+    out[d] = saturate(half, infinity_of(stored), report.saturated);
   }
   return true;
 }
@@ -119,6 +123,12 @@ RowReport write_rows(const ArrayView& array, std::int64_t batch, std::int64_t he
     report.has_nan = !good;
   }
   return report;
+}
+
+bool all_finite(std::span<const std::uint16_t> rows, DType stored) {
+  const std::uint16_t infinity = infinity_of(stored);
+  return std::all_of(rows.begin(), rows.end(),
+                     [&](std::uint16_t half) { return (half & 0x7FFF) < infinity; });
 }
 
 bool read_floats(const ArrayView& array, std::int64_t batch, std::int64_t head, std::int64_t token,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "generators.h"
+#include "morphkv/cache.h"
 #include "morphkv/policy.h"
 #include "morphkv/retention.h"
 
@@ -176,6 +177,8 @@ constexpr Case kCases[] = {
     {"morphkv", QuerySource::kKeys, 1, 1},       {"morphkv", QuerySource::kKeys, 1, 5},
     {"morphkv", QuerySource::kKeys, 1, 70},      {"morphkv", QuerySource::kAttention, 1, 1},
     {"morphkv", QuerySource::kAttention, 40, 5}, {"morphkv", QuerySource::kAttention, 3, 70},
+    {"h2o", QuerySource::kKeys, 1, 1},           {"h2o", QuerySource::kKeys, 1, 70},
+    {"h2o", QuerySource::kAttention, 3, 1},      {"h2o", QuerySource::kAttention, 3, 70},
     {"streaming", QuerySource::kKeys, 1, 1},     {"streaming", QuerySource::kKeys, 1, 70},
     {"random", QuerySource::kKeys, 1, 1},        {"random", QuerySource::kKeys, 1, 70},
     {"full", QuerySource::kKeys, 1, 1},          {"full", QuerySource::kKeys, 1, 70},
@@ -187,6 +190,38 @@ INSTANTIATE_TEST_SUITE_P(OfEveryPolicy, Allocations, ::testing::ValuesIn(kCases)
                                   std::string(to_string(test.param.queries)) + "_calls_of_" +
                                   std::to_string(test.param.tokens_per_call);
                          });
+
+// A decode step of the cache class, once the budget is full and the first calls have sized all.
+TEST_P(Allocations, AreNoneInADecodeStepOfACache) {
+  const Case& c = GetParam();
+  if (std::string_view(c.policy) == "full" || c.tokens_per_call != 1) return;
+  constexpr std::int64_t kHeads = 3;
+  constexpr std::int64_t kDim = 17;
+  MorphKVCache cache({.budget = 40,
+                      .n_sink = 2,
+                      .window = 6,
+                      .recent = 9,
+                      .pool = 5,
+                      .queries = c.queries,
+                      .policy = c.policy});
+  test::Random random(2);
+  std::vector<float> numbers(static_cast<std::size_t>(kHeads * c.group * kDim));
+  long allocations = 0;
+  for (int step = 0; step < 300; ++step) {
+    for (float& number : numbers) number = static_cast<float>(random.normal());
+    const auto view = [&](std::int64_t heads) {
+      return ArrayView::contiguous(numbers.data(), DType::kF32, {1, heads, 1, kDim});
+    };
+    const long before = g_allocations;
+    const auto rows =
+        c.queries == QuerySource::kKeys
+            ? cache.update_and_fetch(view(kHeads), view(kHeads))
+            : cache.update_and_fetch(view(kHeads), view(kHeads), view(kHeads * c.group));
+    if (step > 60) allocations += g_allocations - before;
+    EXPECT_EQ(rows.keys.rows, std::min(step, 40) + 1);
+  }
+  EXPECT_EQ(allocations, 0);
+}
 
 }  // namespace
 }  // namespace morphkv

@@ -54,7 +54,7 @@ TEST(Config, RefusesABudgetAboveTheLimit) {
 
 TEST(Config, RefusesAWindowBelowOneToken) {
   EXPECT_EQ(refusal_of({.window = 1}), "");
-  expect_refusal({.window = 0}, {"window 0", "below 1", "needs 1 token"});
+  expect_refusal({.window = 0}, {"window 0", "below 1", "window must be >= 1"});
   expect_refusal({.window = -1}, {"window -1", "below 1"});
 }
 

@@ -22,9 +22,9 @@ namespace morphkv::test {
 // ---------------------------------------------------------------- numbers
 
 // Nearest float16, ties to even; what is beyond its range saturates at 65504.
-inline std::uint16_t to_f16(float value) {
+inline std::uint16_t to_f16(double value) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
-  const double size = std::fabs(static_cast<double>(value));
+  const double size = std::fabs(value);
   if (std::isnan(value)) return static_cast<std::uint16_t>(sign | 0x7E00);
   if (size >= 65504.0) return static_cast<std::uint16_t>(sign | 0x7BFF);
   // Subnormals share the exponent of the least normal number.
@@ -65,6 +65,7 @@ inline float stored_as(DType dtype, float value) {
     case DType::kBF16:
       return from_bf16(to_bf16(value));
     case DType::kF32:
+    case DType::kF64:
       break;
   }
   return value;
@@ -109,8 +110,8 @@ struct Stream {
   int heads = 0;
   int group = 0;  // 0: no queries
   int dim = 0;
-  std::vector<float> keys = {};              // [token, head, dim]
-  std::vector<float> queries = {};           // per head and in any order of axes, see the strides
+  std::vector<float> keys = {};         // [token, head, dim]
+  std::vector<float> queries = {};      // per head and in any order of axes, see the strides
   std::int64_t query_head_stride = 0;   // elements
   std::int64_t query_token_stride = 0;  // elements
   std::int64_t query_group_stride = 0;  // elements
@@ -246,7 +247,7 @@ class StoredRows {
     }
   }
   void store_nan(std::size_t i) {
-    const std::uint32_t nan = 0x7FC07FC0;  // NaN as float, and each half of it as bfloat16
+    const std::uint64_t nan = 0x7FC07FC07FC07FC0;  // NaN as float, each quarter as bfloat16
     const std::uint16_t nan_f16 = 0x7E00;
     if (layout_.dtype == DType::kF16) {
       std::memcpy(bytes_.data() + 2 * i, &nan_f16, 2);

@@ -69,6 +69,19 @@ TEST(KeepSet, MovesARowToAnotherSlotAndKeepsItsRank) {
   EXPECT_EQ(positions_of(keep), (std::vector<Position>{0, 10, 20, 30, 40}));
 }
 
+TEST(KeepSet, ShiftsARunOfSlotsAndKeepsRanks) {
+  KeepSet keep = five_rows();  // slots 3 9 0 7 5
+  keep.shift(3, 8, 1);
+  EXPECT_EQ(slots_of(keep), (std::vector<int>{4, 9, 0, 8, 6}));
+  keep.shift(4, 9, -2);
+  EXPECT_EQ(slots_of(keep), (std::vector<int>{2, 9, 0, 6, 4}));
+  keep.shift(9, 10, 6);
+  EXPECT_EQ(slots_of(keep), (std::vector<int>{2, 15, 0, 6, 4}));
+  keep.shift(10, 12, -1);  // no row lies there
+  EXPECT_EQ(slots_of(keep), (std::vector<int>{2, 15, 0, 6, 4}));
+  EXPECT_EQ(positions_of(keep), (std::vector<Position>{0, 10, 20, 30, 40}));
+}
+
 TEST(KeepSet, IsEmptyAndUsableAfterClear) {
   KeepSet keep = five_rows();
   keep.clear();

@@ -40,12 +40,12 @@ std::vector<std::vector<Position>> kept(const CacheConfig& config, const Stream&
 int one() { return 1; }
 
 TEST(Policy, IsKnownByItsName) {
-  for (const char* name : {"morphkv", "streaming", "random", "full"}) {
+  for (const char* name : {"morphkv", "h2o", "streaming", "random", "full"}) {
     EXPECT_TRUE(is_policy_name(name)) << name;
     EXPECT_EQ(make_policy({.policy = name})->name(), name);
     EXPECT_NE(policy_names_text().find(name), std::string::npos);
   }
-  EXPECT_EQ(policy_names_text(), "morphkv, streaming, random, full");
+  EXPECT_EQ(policy_names_text(), "morphkv, h2o, streaming, random, full");
   for (const char* name : {"", "Full", "morph", "morphkv ", "h2"}) {
     EXPECT_FALSE(is_policy_name(name)) << name;
   }
@@ -62,7 +62,7 @@ TEST(Policy, OfAnUnknownNameThrowsTheListOfKnownOnes) {
 }
 
 TEST(Policy, IsNotMadeFromIllegalNumbers) {
-  for (const char* name : {"morphkv", "streaming", "random", "full"}) {
+  for (const char* name : {"morphkv", "h2o", "streaming", "random", "full"}) {
     EXPECT_THROW(make_policy({.budget = 12, .policy = name}), std::invalid_argument) << name;
     EXPECT_THROW(make_policy({.pool = 4, .policy = name}), std::invalid_argument) << name;
     const auto policy = make_policy({.policy = name});
@@ -78,6 +78,11 @@ TEST(Policy, SaysWhatItMustBeShown) {
   const PolicyTraits attention = make_policy({.queries = QuerySource::kAttention})->traits();
   EXPECT_TRUE(attention.evicts && attention.needs_keys && attention.needs_queries);
   EXPECT_FALSE(attention.evicts_per_token);
+  const PolicyTraits h2o =
+      make_policy({.queries = QuerySource::kAttention, .policy = "h2o"})->traits();
+  EXPECT_TRUE(h2o.evicts && h2o.needs_keys && h2o.needs_queries && h2o.every_query && h2o.pools);
+  EXPECT_FALSE(attention.every_query || h2o.evicts_per_token);
+  EXPECT_TRUE(make_policy({.policy = "h2o"})->traits().evicts_per_token);
   for (const char* name : {"streaming", "random"}) {
     const PolicyTraits traits = make_policy({.policy = name})->traits();
     EXPECT_TRUE(traits.evicts) << name;
@@ -198,6 +203,7 @@ class EvenHead final : public HeadPolicy {
       scores[rank] = keep.positions()[rank] % 2 == 0 ? 1.0f : 0.0f;
     }
   }
+  std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<EvenHead>(*this); }
 };
 class EvenPolicy final : public Policy {
  public:

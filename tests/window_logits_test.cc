@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <deque>
 #include <functional>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "generators.h"
@@ -64,6 +66,38 @@ class KeysModel {
     std::swap(token_in_[static_cast<std::size_t>(row.slot)],
               token_in_[static_cast<std::size_t>(to)]);
     row.slot = to;
+  }
+
+  // The rows in slots [first, last) go `by` slots further on.
+  void shift(int first, int last, int by) {
+    ring_.shift(first, last, by);
+    const std::vector<int> before = token_in_;
+    const auto at = [](int slot) { return static_cast<std::size_t>(slot); };
+    for (int slot = first; slot < last; ++slot) token_in_[at(slot)] = -1;
+    for (int slot = first; slot < last; ++slot) token_in_[at(slot + by)] = before[at(slot)];
+    for (Row& row : held_) row.slot += row.slot >= first && row.slot < last ? by : 0;
+  }
+
+  std::vector<int> slots() const {
+    std::vector<int> slots;
+    for (const Row& row : held_) slots.push_back(row.slot);
+    return slots;
+  }
+
+  // The same rows in slots 0, 1, ... of a ring that was loaded from this one's state.
+  void save_and_load() {
+    std::vector<float> saved;
+    ring_.save(slots(), saved);
+    ring_ = WindowLogits(QuerySource::kKeys, window_, ring_.max_slots());
+    std::fill(token_in_.begin(), token_in_.end(), -1);
+    for (std::size_t rank = 0; rank < held_.size(); ++rank) {
+      held_[rank].slot = static_cast<int>(rank);
+      token_in_[rank] = held_[rank].token;
+    }
+    ASSERT_TRUE(ring_.load(slots(), saved));
+    std::vector<float> again;
+    ring_.save(slots(), again);
+    ASSERT_EQ(again, saved);
   }
 
   void resize(int max_slots) {
@@ -214,6 +248,87 @@ TEST(WindowLogits, FollowsARowThatMovesAlsoWhenItAsks) {
     model.push_anywhere(random);
     model.expect_recomputation();
   }
+}
+
+TEST(WindowLogits, FollowsARunOfRowsThatShiftsAlsoWhenItAsks) {
+  Random random(14);
+  for (const auto& [first, last, by] :
+       {std::array{4, 9, 1}, {4, 9, -1}, {4, 9, 3}, {4, 9, -4}, {8, 9, 3}, {4, 5, -3}}) {
+    KeysModel model(4, 16, noisy_logits(no_boost));
+    for (int slot = 4; slot < 9; ++slot) model.push(slot);
+    model.shift(first, last, by);
+    model.expect_recomputation();
+    // The shifted askers answer for the newcomers that follow.
+    for (int token = 0; token < 4; ++token) {
+      model.push_anywhere(random);
+      model.expect_recomputation();
+    }
+  }
+}
+
+TEST(WindowLogits, ClosesTheGapOfARowThatLeft) {
+  Random random(15);
+  KeysModel model(3, 12, noisy_logits(no_boost));
+  for (int slot = 0; slot < 8; ++slot) model.push(slot);
+  model.erase_rank(2);
+  model.shift(0, 2, 1);
+  model.expect_recomputation();
+  model.erase_rank(3);
+  model.shift(5, 8, -1);
+  model.expect_recomputation();
+  model.push_anywhere(random);
+  model.expect_recomputation();
+}
+
+TEST(WindowLogits, GoesOnFromASavedState) {
+  Random random(16);
+  for (const int tokens : {1, 3, 4, 9}) {
+    KeysModel model(4, 20, noisy_logits(no_boost));
+    for (int token = 0; token < tokens; ++token) model.push_anywhere(random);
+    if (tokens > 5) model.erase_rank(2);
+    model.save_and_load();
+    model.expect_recomputation();
+    for (int token = 0; token < 6; ++token) {
+      model.push_anywhere(random);
+      model.expect_recomputation();
+    }
+  }
+}
+
+TEST(WindowLogits, RefusesAStateThatIsNoneAndStaysAsItWas) {
+  WindowLogits ring(QuerySource::kKeys, 2, 4);
+  const float logits[] = {1.0f, 2.0f, 3.0f, 4.0f};
+  const std::vector<int> slots = {3, 1};
+  ring.push_key(std::vector<int>{3}, logits);
+  ring.push_key(slots, logits);
+  std::vector<float> good;
+  ring.save(slots, good);
+  ASSERT_EQ(good.size(), 2u + 2 * (2 + 1 + 1 + 2));
+  const auto refuses = [&](std::size_t at, float value) {
+    std::vector<float> bad = good;
+    bad[at] = value;
+    EXPECT_FALSE(ring.load(slots, bad)) << at << ": " << value;
+  };
+  for (const float value : {-1.0f, 3.0f, 0.5f, std::nanf("")}) refuses(0, value);
+  for (const float value : {-1.0f, 2.0f, 0.5f, std::nanf("")}) refuses(1, value);
+  for (const float value : {-1.0f, 2.0f, 0.5f, std::nanf("")}) refuses(2 + 2 + 1, value);
+  EXPECT_FALSE(ring.load(slots, {}));
+  EXPECT_FALSE(ring.load(slots, std::span(good).first(good.size() - 1)));
+  EXPECT_FALSE(ring.load(std::vector<int>{3, 1, 0}, good));
+  std::vector<float> after;
+  ring.save(slots, after);
+  EXPECT_EQ(after, good);
+
+  WindowLogits attention(QuerySource::kAttention, 2, 4);
+  EXPECT_FALSE(attention.load(slots, good));
+  attention.push_query()[3] = 0.5f;
+  std::vector<float> saved;
+  attention.save(slots, saved);
+  EXPECT_EQ(saved, (std::vector<float>{1, 1, 0.5f, 0}));
+  WindowLogits other(QuerySource::kAttention, 2, 9);
+  ASSERT_TRUE(other.load(std::vector<int>{0, 1}, saved));
+  EXPECT_EQ(other.weights(0)[0], 0.5f);
+  EXPECT_EQ(other.queries(), 1);
 }
 
 TEST(WindowLogits, StaysExactWhenLogitsJumpUpBy200) {

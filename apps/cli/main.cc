@@ -7,14 +7,16 @@
 
 #include "morphkv/version.h"
 #include "run_command.h"
+#include "topic_shift_command.h"
 
 namespace {
 
 // Help on standard output with code 0; everything else is one line on standard error with code 2.
 int report(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);
-  std::fprintf(stderr, "morphkv: error: %s (morphkv run --help shows every option)\n",
-               error.what());
+  const char* command = app.got_subcommand("bench") ? "bench topic-shift" : "run";
+  std::fprintf(stderr, "morphkv: error: %s (morphkv %s --help shows every option)\n", error.what(),
+               command);
   return 2;
 }
 
@@ -25,6 +27,9 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "morphkv " + std::string(morphkv::kVersion));
   app.require_subcommand(1);
   morphkv::cli::RunCommand run(app);
+  CLI::App* bench = app.add_subcommand("bench", "Experiments that need no model.");
+  bench->require_subcommand(1);
+  morphkv::cli::TopicShiftCommand topic_shift(*bench);
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
   arguments = morphkv::cli::expand_short_options(std::move(arguments));
@@ -34,5 +39,5 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return report(app, error);
   }
-  return run.run();
+  return topic_shift.chosen() ? topic_shift.run() : run.run();
 }

@@ -167,7 +167,7 @@ class MorphKVCache final : public KVCache {
   void set_state(const CacheState& state) override;
 
   const CacheConfig& config() const { return config_; }
-  // Values that were too large for fp16 and stored as 65504.
+  // Values that were too large for the stored type and became its largest (65504 in fp16).
   std::int64_t saturated() const { return saturated_; }
 
  private:

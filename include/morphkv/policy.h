@@ -20,6 +20,8 @@ struct PolicyTraits {
   bool evicts = true;          // false: the cache grows without limit (policy full)
   bool needs_keys = false;     // NewRows::keys is valid
   bool needs_queries = false;  // NewRows::queries is valid
+  bool every_query = false;    // all queries of a call count, not only those of the last window;
+                               // a host that cannot show them all shows the last ones
   bool evicts_per_token =
       false;           // true: one eviction per token; false: all of a call leave at its end
   bool pools = false;  // scores mean importance, so neighbours may lend theirs (config.pool)
@@ -106,13 +108,16 @@ class Policy {
 
 // The policy that config.policy names. Throws std::invalid_argument like validate().
 //   morphkv    attention or key similarity of the last `window` tokens (Ghadia et al., ICML 2025,
-//   arXiv 2503.00979) streaming  sinks and the most recent rows (Xiao et al., ICLR 2024, arXiv
-//   2309.17453) random     a uniform sample of the unprotected rows seen: each row draws one
-//   priority, from config.seed full       evicts nothing
+//              arXiv 2503.00979)
+//   h2o        all the attention that a row has had (Zhang et al., NeurIPS 2023, arXiv 2306.14048)
+//   streaming  sinks and the most recent rows (Xiao et al., ICLR 2024, arXiv 2309.17453)
+//   random     a uniform sample of the unprotected rows seen: each row draws one priority, from
+//              config.seed
+//   full       evicts nothing
 std::unique_ptr<Policy> make_policy(const CacheConfig& config);
 
 bool is_policy_name(std::string_view name);
-// "morphkv, streaming, random, full"
+// "morphkv, h2o, streaming, random, full"
 std::string policy_names_text();
 
 }  // namespace morphkv

@@ -1,21 +1,15 @@
 #include "morphkv/llama_cpp/model_file.h"
 
-#include <gguf.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <memory>
+
+#include "gguf_file.h"
 
 namespace morphkv::llama_cpp {
 namespace {
-
-struct GgufDeleter {
-  void operator()(gguf_context* context) const { gguf_free(context); }
-};
-using GgufPtr = std::unique_ptr<gguf_context, GgufDeleter>;
 
 void require_gguf(const std::string& path) {
   const auto refuse = [&](const std::string& why) {
@@ -37,25 +31,19 @@ void require_gguf(const std::string& path) {
     refuse("it does not begin with 'GGUF'; it is no GGUF model");
 }
 
-// Bytes that the header promises, or 0 when the header itself cannot be read.
-std::uint64_t promised_bytes(const std::string& path) {
-  const GgufPtr gguf(gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = nullptr}));
-  if (!gguf) return 0;
-  std::uint64_t end = gguf_get_data_offset(gguf.get());
-  for (std::int64_t i = 0; i < gguf_get_n_tensors(gguf.get()); ++i) {
-    end = std::max<std::uint64_t>(end, gguf_get_data_offset(gguf.get()) +
-                                           gguf_get_tensor_offset(gguf.get(), i) +
-                                           gguf_get_tensor_size(gguf.get(), i));
+// Bytes that the header promises.
+std::uint64_t promised_bytes(const gguf_context* gguf) {
+  std::uint64_t end = gguf_get_data_offset(gguf);
+  for (std::int64_t i = 0; i < gguf_get_n_tensors(gguf); ++i) {
+    end =
+        std::max<std::uint64_t>(end, gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i) +
+                                         gguf_get_tensor_size(gguf, i));
   }
   return end;
 }
 
 void require_whole(const std::string& path) {
-  const std::uint64_t promised = promised_bytes(path);
-  if (promised == 0) {
-    throw BadModelFile("model file '" + path +
-                       "': its GGUF header is damaged or cut short; fetch the file again");
-  }
+  const std::uint64_t promised = promised_bytes(open_gguf(path).get());
   const std::uint64_t size = std::filesystem::file_size(path);
   if (size < promised) {
     throw BadModelFile("model file '" + path + "': it is cut short, " + std::to_string(size) +
@@ -72,8 +60,17 @@ std::string metadata(const llama_model* model, const std::string& key) {
 
 }  // namespace
 
-ModelPtr load_model(const std::string& path, const LoadOptions& options) {
+GgufPtr open_gguf(const std::string& path) {
   require_gguf(path);
+  GgufPtr gguf(gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = nullptr}));
+  if (!gguf) {
+    throw BadModelFile("model file '" + path +
+                       "': its GGUF header is damaged or cut short; fetch the file again");
+  }
+  return gguf;
+}
+
+ModelPtr load_model(const std::string& path, const LoadOptions& options) {
   require_whole(path);
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = options.n_gpu_layers;

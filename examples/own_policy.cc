@@ -1,0 +1,85 @@
+// A policy of one's own: keep the rows with the largest keys. Who is protected, how many leave and
+// where rows lie is not its business.
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "half.h"
+#include "morphkv/cache.h"
+
+using morphkv::ArrayView;
+using morphkv::DType;
+using morphkv::KeepSet;
+
+// What one KV head remembers: the squared norm of the key in each slot.
+class LargestKeysHead final : public morphkv::HeadPolicy {
+ public:
+  explicit LargestKeysHead(int max_slots) : norms_(max_slots) {}
+
+  // New rows came.
+  void append(const KeepSet& /*keep*/, const morphkv::NewRows& rows, int first, int count,
+              morphkv::Workspace& /*scratch*/) override {
+    for (int token = first; token < first + count; ++token) {
+      const int slot = rows.slots[token];
+      float norm = 0;
+      for (int d = 0; d < rows.keys.dim; ++d) {
+        const float x = element(rows.keys.row(slot), d, rows.keys.dtype);
+        norm += x * x;
+      }
+      norms_[slot] = norm;
+    }
+  }
+  // The least score leaves.
+  void score(const KeepSet& keep, std::span<float> scores, morphkv::Workspace&) override {
+    for (int rank = 0; rank < keep.size(); ++rank) scores[rank] = norms_[keep.slots()[rank]];
+  }
+  // Rows move to other slots, and the number of slots changes.
+  void move(int from, int to) override { norms_[to] = norms_[from]; }
+  void resize(int max_slots) override { norms_.resize(max_slots); }
+  // For copies, and for saved caches.
+  std::unique_ptr<HeadPolicy> clone() const override {
+    return std::make_unique<LargestKeysHead>(*this);
+  }
+  void save(const KeepSet& keep, std::vector<float>& out) const override {
+    for (const int slot : keep.slots()) out.push_back(norms_[slot]);
+  }
+  bool load(const KeepSet& keep, std::span<const float> saved) override {
+    if (static_cast<int>(saved.size()) != keep.size()) return false;
+    for (int rank = 0; rank < keep.size(); ++rank) norms_[keep.slots()[rank]] = saved[rank];
+    return true;
+  }
+
+ private:
+  std::vector<float> norms_;  // [slot]
+};
+
+class LargestKeys final : public morphkv::Policy {
+ public:
+  std::string_view name() const override { return "largest-keys"; }
+  morphkv::PolicyTraits traits() const override { return {.needs_keys = true}; }
+  std::unique_ptr<morphkv::HeadPolicy> make_head(morphkv::HeadId, int max_slots) const override {
+    return std::make_unique<LargestKeysHead>(max_slots);
+  }
+};
+
+int main() {
+  morphkv::MorphKVCache cache({.budget = 8, .n_sink = 1, .window = 2},
+                              std::make_shared<LargestKeys>());
+  for (int token = 0; token < 40; ++token) {
+    // Every fifth key is large.
+    const float key[] = {token % 5 == 0 ? 2.0f : 0.5f, 0.1f};
+    const auto rows = ArrayView::contiguous(key, DType::kF32, {1, 1, 1, 2});
+    cache.update_and_fetch(rows, rows);
+  }
+  std::printf("kept:");
+  for (const auto position : cache.positions()) {
+    std::printf(" %lld", static_cast<long long>(position));
+  }
+  std::printf("\n");
+  // The sink 0, the tail 38 and 39, and of the large ones the last five: of equals the oldest
+  // leave.
+  const std::vector<morphkv::Position> due = {0, 15, 20, 25, 30, 35, 38, 39};
+  return cache.positions() == due ? 0 : 1;
+}

@@ -1,0 +1,10 @@
+"""Constant-size KV caches for LLM inference.
+
+CacheConfig, MorphKVCache and CacheBuilder work on the arrays of numpy, MLX, torch (CPU) and all
+others that speak DLPack or the buffer protocol; morphkv.mlx fits mlx_lm.
+"""
+
+from ._core import CacheBuilder, CacheConfig, MorphKVCache
+from ._core import version as __version__
+
+__all__ = ["CacheBuilder", "CacheConfig", "MorphKVCache", "__version__"]
