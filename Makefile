@@ -32,7 +32,8 @@ test: build ## set up, build and run every test
 	@ctest --preset release
 
 bench: build ## run the benchmarks
-	@model=$$(scripts/setup model) && build/release/bench/decode_speed -m "$$model"
+	@model=$$(scripts/setup model) && \
+	build/release/bench/decode_speed -m "$$model" -f examples/demo_prompt.txt
 
 format: ## format the sources in place
 	@find $(SOURCE_DIRS) -name '*.h' -o -name '*.cc' | xargs clang-format -i
