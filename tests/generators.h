@@ -10,7 +10,6 @@
 #include <initializer_list>
 #include <limits>
 #include <numbers>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
@@ -70,13 +69,13 @@ inline float stored_as(DType dtype, float value) {
   return value;
 }
 
-// The same numbers with every standard library.
+// SplitMix64 (Steele et al., OOPSLA 2014): cheap to make, the same with every standard library.
 class Random {
  public:
-  explicit Random(std::uint64_t seed) : bits_(seed) {}
+  explicit Random(std::uint64_t seed) : state_(seed) {}
 
-  double uniform() { return static_cast<double>(bits_() >> 11) * 0x1p-53; }  // [0, 1)
-  int between(int low, int high) {                                           // both included
+  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // [0, 1)
+  int between(int low, int high) {                                          // both included
     return low + static_cast<int>(uniform() * (high - low + 1.0));
   }
   bool coin() { return between(0, 1) == 1; }
@@ -98,7 +97,14 @@ class Random {
   }
 
  private:
-  std::mt19937_64 bits_;
+  std::uint64_t bits() {
+    std::uint64_t x = state_ += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+  }
+
+  std::uint64_t state_;
 };
 
 // ---------------------------------------------------------------- streams
@@ -109,8 +115,8 @@ struct Stream {
   int heads = 0;
   int group = 0;  // 0: no queries
   int dim = 0;
-  std::vector<float> keys = {};              // [token, head, dim]
-  std::vector<float> queries = {};           // per head and in any order of axes, see the strides
+  std::vector<float> keys = {};         // [token, head, dim]
+  std::vector<float> queries = {};      // per head and in any order of axes, see the strides
   std::int64_t query_head_stride = 0;   // elements
   std::int64_t query_token_stride = 0;  // elements
   std::int64_t query_group_stride = 0;  // elements
