@@ -23,7 +23,7 @@ int report(const CLI::App& app, const CLI::ParseError& error) {
 int main(int argc, char** argv) {
   CLI::App app("Large language models with a KV cache of constant size.", "morphkv");
   app.set_version_flag("--version", "morphkv " + std::string(morphkv::kVersion));
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // its own message for none would not name a wrong word
   morphkv::cli::RunCommand run(app);
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -33,6 +33,11 @@ int main(int argc, char** argv) {
     app.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {
     return report(app, error);
+  }
+  if (app.get_subcommands().empty()) {
+    std::fputs("morphkv: error: no command; the command is run (morphkv --help says more)\n",
+               stderr);
+    return 2;
   }
   return run.run();
 }
