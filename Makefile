@@ -35,7 +35,8 @@ test-reference: setup ## run the reference's own tests against morphkv.mlx (`mak
 	@tests/python/run build/release/tests/python install reference
 
 bench: build ## run the benchmarks
-	@model=$$(scripts/setup model) && build/release/bench/decode_speed -m "$$model"
+	@model=$$(scripts/setup model) && \
+	build/release/bench/decode_speed -m "$$model" -f examples/demo_prompt.txt
 	@tests/python/run build/release/tests/python install \
 	  python bench/reference_speed.py --cpp build/release/bench/cache_speed
 

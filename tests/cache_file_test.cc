@@ -165,6 +165,16 @@ TEST_F(CacheFile, ReplacesWhatALiveCacheOfTheSameShapeHeld) {
   test::expect_same_state(late.cache().state(), MorphKVCache(config_of("morphkv")).state());
 }
 
+TEST_F(CacheFile, CarriesTheCountOfSaturatedValues) {
+  const HostArray rows(Tensor{{1, 1, 1, 2}, {1e5, 1}}, DType::kF32);
+  MorphKVCache cache(config_of("morphkv"));
+  cache.update_and_fetch(rows.view(), rows.view());
+  cache.save(path());
+  MorphKVCache loaded(config_of("morphkv"));
+  loaded.load(path());
+  EXPECT_EQ(loaded.saturated(), 2);
+}
+
 // ---------------------------------------------------------------- damage
 
 TEST_F(CacheFile, IsRefusedWhereverItIsCutShort) {

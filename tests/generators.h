@@ -10,7 +10,6 @@
 #include <initializer_list>
 #include <limits>
 #include <numbers>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
@@ -71,13 +70,13 @@ inline float stored_as(DType dtype, float value) {
   return value;
 }
 
-// The same numbers with every standard library.
+// SplitMix64 (Steele et al., OOPSLA 2014): cheap to make, the same with every standard library.
 class Random {
  public:
-  explicit Random(std::uint64_t seed) : bits_(seed) {}
+  explicit Random(std::uint64_t seed) : state_(seed) {}
 
-  double uniform() { return static_cast<double>(bits_() >> 11) * 0x1p-53; }  // [0, 1)
-  int between(int low, int high) {                                           // both included
+  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // [0, 1)
+  int between(int low, int high) {                                          // both included
     return low + static_cast<int>(uniform() * (high - low + 1.0));
   }
   bool coin() { return between(0, 1) == 1; }
@@ -99,7 +98,14 @@ class Random {
   }
 
  private:
-  std::mt19937_64 bits_;
+  std::uint64_t bits() {
+    std::uint64_t x = state_ += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+  }
+
+  std::uint64_t state_;
 };
 
 // ---------------------------------------------------------------- streams

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <span>
@@ -225,6 +226,66 @@ TEST(Policy, OfTheCallersOwnIsUsedLikeTheBuiltInOnes) {
   const auto positions = layer.keep(0).positions();
   EXPECT_EQ(std::vector<Position>(positions.begin(), positions.end()),
             (std::vector<Position>{0, 1, 2, 4, 6, 8, 10, 11}));
+}
+
+// Writes down what a head is told.
+class RecordingHead final : public HeadPolicy {
+ public:
+  explicit RecordingHead(std::vector<std::string>* events) : events_(events) {}
+  void append(const KeepSet& keep, const NewRows&, int first, int count, Workspace&) override {
+    tell("append " + std::to_string(first) + "+" + std::to_string(count) + " of " +
+         std::to_string(keep.size()));
+  }
+  void score(const KeepSet&, std::span<float> scores, Workspace&) override {
+    std::fill(scores.begin(), scores.end(), 1.0f);
+  }
+  void erase(int slot) override { tell("erase " + std::to_string(slot)); }
+  void move(int from, int to) override {
+    tell("move " + std::to_string(from) + " " + std::to_string(to));
+  }
+  void clear() override { tell("clear"); }
+  void resize(int max_slots) override { tell("resize " + std::to_string(max_slots)); }
+
+ private:
+  void tell(const std::string& event) { events_->push_back(event); }
+  std::vector<std::string>* events_;
+};
+class RecordingPolicy final : public Policy {
+ public:
+  RecordingPolicy(bool per_token, std::vector<std::string>* events)
+      : per_token_(per_token), events_(events) {}
+  std::string_view name() const override { return "recording"; }
+  PolicyTraits traits() const override { return {.evicts_per_token = per_token_}; }
+  std::unique_ptr<HeadPolicy> make_head(HeadId, int) const override {
+    return std::make_unique<RecordingHead>(events_);
+  }
+
+ private:
+  bool per_token_;
+  std::vector<std::string>* events_;
+};
+
+// What a head is told when five tokens come to a budget of three, one row moves, and all ends.
+std::vector<std::string> told(bool per_token) {
+  std::vector<std::string> events;
+  LayerRetention layer({.budget = 3, .n_sink = 1, .window = 1}, RecordingPolicy(per_token, &events),
+                       0, 1, 8);
+  Workspace workspace(8, 1, 1);
+  const int slots[] = {6, 5, 4, 3, 2};
+  layer.append({slots, 0, {}, {}}, workspace);
+  layer.apply_moves(0, std::vector<RowMove>{{2, 5}});
+  layer.transfer(std::vector<RowMove>{{6, 0}}, 6);
+  layer.clear();
+  return events;
+}
+
+TEST(Policy, IsToldOfEveryRowThatComesLeavesOrMoves) {
+  EXPECT_EQ(told(true),
+            (std::vector<std::string>{"append 0+1 of 1", "append 1+1 of 2", "append 2+1 of 3",
+                                      "append 3+1 of 4", "erase 5", "append 4+1 of 4", "erase 4",
+                                      "move 2 5", "move 6 0", "resize 6", "clear"}));
+  EXPECT_EQ(told(false), (std::vector<std::string>{"append 0+5 of 5", "erase 5", "erase 4",
+                                                   "move 2 5", "move 6 0", "resize 6", "clear"}));
 }
 
 }  // namespace

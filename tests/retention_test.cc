@@ -103,7 +103,7 @@ void follow_oracle(const CacheConfig& config, const Stream& stream, const HostOp
 
 TEST(Retention, WithKeysFollowsTheRuleForRandomShapes) {
   Random random(101);
-  constexpr int kRuns = 250;
+  constexpr int kRuns = 500;
   int runs_with_near_ties = 0;
   int evictions = 0;
   for (int run = 0; run < kRuns; ++run) {
@@ -121,13 +121,13 @@ TEST(Retention, WithKeysFollowsTheRuleForRandomShapes) {
     runs_with_near_ties += seen.near_ties > 0 ? 1 : 0;
     evictions += seen.evictions;
   }
-  EXPECT_GT(evictions, 10000);
+  EXPECT_GT(evictions, 20000);
   EXPECT_LE(runs_with_near_ties, kRuns / 50);
 }
 
 TEST(Retention, WithAttentionFollowsTheRuleForRandomShapesAndCalls) {
   Random random(102);
-  constexpr int kRuns = 160;
+  constexpr int kRuns = 320;
   int runs_with_near_ties = 0;
   int evictions = 0;
   for (int run = 0; run < kRuns; ++run) {
@@ -153,7 +153,7 @@ TEST(Retention, WithAttentionFollowsTheRuleForRandomShapesAndCalls) {
     runs_with_near_ties += seen.near_ties > 0 ? 1 : 0;
     evictions += seen.evictions;
   }
-  EXPECT_GT(evictions, 4000);
+  EXPECT_GT(evictions, 8000);
   EXPECT_LE(runs_with_near_ties, kRuns / 50);
 }
 
@@ -380,7 +380,6 @@ TEST(Retention, StaysAtTheBudgetWhileTheOffsetGoesOn) {
     }
     host.feed(1);
   }
-  EXPECT_EQ(host.positions(0).back(), 299);
   EXPECT_EQ(host.broken_invariants(), std::vector<std::string>{});
 }
 

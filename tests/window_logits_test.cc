@@ -334,28 +334,33 @@ TEST(WindowLogits, RefusesAStateThatIsNoneAndStaysAsItWas) {
 TEST(WindowLogits, StaysExactWhenLogitsJumpUpBy200) {
   Random random(5);
   for (const int when : {1, 6, 11}) {
-    KeysModel model(4, 32, noisy_logits([when](int i) { return i >= when ? 200.0f : 0.0f; }));
-    for (int token = 0; token < 24; ++token) {
-      model.push_anywhere(random);
-      model.expect_recomputation();
+    for (const int check_every : {1, 8}) {  // checking mends what is stale
+      KeysModel model(4, 32, noisy_logits([when](int i) { return i >= when ? 200.0f : 0.0f; }));
+      for (int token = 1; token <= 24; ++token) {
+        model.push_anywhere(random);
+        if (token % check_every == 0) model.expect_recomputation();
+      }
     }
   }
 }
 
-TEST(WindowLogits, StaysExactWhenLogitsRiseALittleWithEachToken) {
+TEST(WindowLogits, StaysExactWhenLogitsRiseOrFallWithEachToken) {
   Random random(6);
-  for (const float slope : {0.4f, 3.0f, 7.9f, 20.0f}) {
-    KeysModel model(6, 64, noisy_logits([slope](int i) { return slope * static_cast<float>(i); }));
-    for (int token = 0; token < 60; ++token) {
-      model.push_anywhere(random);
-      model.expect_recomputation();
+  for (const float slope : {-20.0f, -3.0f, 0.4f, 3.0f, 7.9f, 20.0f}) {
+    for (const int check_every : {1, 15}) {
+      KeysModel model(6, 64,
+                      noisy_logits([slope](int i) { return slope * static_cast<float>(i); }));
+      for (int token = 1; token <= 60; ++token) {
+        model.push_anywhere(random);
+        if (token % check_every == 0) model.expect_recomputation();
+      }
     }
   }
 }
 
 TEST(WindowLogits, StaysExactWhenTheLargestRowLeaves) {
   Random random(7);
-  for (const float lead : {2.0f, 8.0f, 9.5f, 15.0f, 30.0f, 90.0f, 200.0f}) {
+  for (const float lead : {2.0f, 8.0f, 9.5f, 15.0f, 30.0f, 60.0f, 80.0f, 90.0f, 200.0f}) {
     KeysModel model(4, 32, noisy_logits([lead](int i) { return i == 2 || i == 9 ? lead : 0.0f; }));
     for (int token = 0; token < 20; ++token) model.push_anywhere(random);
     model.erase_rank(9);
@@ -365,6 +370,17 @@ TEST(WindowLogits, StaysExactWhenTheLargestRowLeaves) {
     for (int token = 0; token < 3; ++token) model.push_anywhere(random);
     model.expect_recomputation();
   }
+}
+
+// What is left is far above the others and yet far below the reference.
+TEST(WindowLogits, StaysExactWhenTheLargerOfTwoLargeRowsLeaves) {
+  Random random(10);
+  KeysModel model(4, 32, noisy_logits([](int i) {
+                    return i == 9 ? 145.0f : i == 2 ? 60.0f : 0.0f;
+                  }));
+  for (int token = 0; token < 20; ++token) model.push_anywhere(random);
+  model.erase_rank(9);
+  model.expect_recomputation();
 }
 
 TEST(WindowLogits, DoesNotDriftIn5000Steps) {
@@ -399,11 +415,21 @@ TEST(WindowLogits, KeepsAllWhenTheNumberOfSlotsChanges) {
   model.expect_recomputation();
   for (int i = 0; i < 4; ++i) model.erase_rank(1);
   model.move_rank(6, 1);  // the row in slot 39
-  model.resize(10);
+  model.resize(10);       // below the slots in use nothing is lost
   EXPECT_EQ(model.ring().max_slots(), 10);
   model.expect_recomputation();
   model.push(3);
   model.expect_recomputation();
+}
+
+TEST(WindowLogits, StaysExactWhenTheLargestRowLeavesAfterAResize) {
+  for (const int max_slots : {10, 40}) {
+    KeysModel model(4, 12, noisy_logits([](int i) { return i == 2 ? 60.0f : 0.0f; }));
+    for (int token = 0; token < 10; ++token) model.push(token);
+    model.resize(max_slots);
+    model.erase_rank(2);
+    model.expect_recomputation();
+  }
 }
 
 TEST(WindowLogits, IsAsNewAfterClear) {

@@ -25,7 +25,7 @@ int report(const CLI::App& app, const CLI::ParseError& error) {
 int main(int argc, char** argv) {
   CLI::App app("Large language models with a KV cache of constant size.", "morphkv");
   app.set_version_flag("--version", "morphkv " + std::string(morphkv::kVersion));
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // its own message for none would not name a wrong word
   morphkv::cli::RunCommand run(app);
   CLI::App* bench = app.add_subcommand("bench", "Experiments that need no model.");
   bench->require_subcommand(1);
@@ -38,6 +38,11 @@ int main(int argc, char** argv) {
     app.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {
     return report(app, error);
+  }
+  if (app.get_subcommands().empty()) {
+    std::fputs("morphkv: error: no command: give run or bench (morphkv --help says more)\n",
+               stderr);
+    return 2;
   }
   return topic_shift.chosen() ? topic_shift.run() : run.run();
 }

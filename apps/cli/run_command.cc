@@ -1,23 +1,23 @@
 #include "run_command.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <system_error>
+#include <utility>
 
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/policy.h"
 #include "progress.h"
+#include "prompt_text.h"
 #include "run_record.h"
 #include "text_stream.h"
 
@@ -27,13 +27,12 @@ using namespace llama_cpp;  // NOLINT: the whole file is about its types
 
 struct RunOptions {
   std::string model;
-  std::string prompt;
-  std::string file;
+  std::optional<std::string> prompt;
+  std::optional<std::string> file;
   std::string system;
-  std::string json;
+  std::optional<std::string> json;
   SessionOptions session;
   int n_gpu_layers = -1;
-  bool has_prompt = false;
   bool chat = false;
   bool pin_system = false;
   bool verbose = false;
@@ -104,27 +103,28 @@ CLI::Option* add_choice(CLI::App* app, const std::string& names, Value& target,
       ->default_str(initial);
 }
 
+// An option whose text may be empty, which is not the same as absent.
+CLI::Option* add_text(CLI::App* app, const std::string& names, std::optional<std::string>& target,
+                      const std::string& help) {
+  return app->add_option_function<std::string>(
+      names, [&target](const std::string& text) { target = text; }, help);
+}
+
 void add_input_options(CLI::App* app, RunOptions& o) {
   auto* group = app->add_option_group("Input and output");
   group
       ->add_option("-m,--model", o.model,
                    "GGUF model file (`make model` prints the path of a small one)")
       ->type_name("FILE");
-  group
-      ->add_option_function<std::string>(
-          "-p,--prompt",
-          [&o](const std::string& text) {
-            o.prompt = text;
-            o.has_prompt = true;
-          },
-          "prompt; with -f it follows the file's text. Without -p and -f: standard input")
+  add_text(group, "-p,--prompt", o.prompt,
+           "prompt; with -f it follows the file's text. Without -p and -f: standard input")
       ->type_name("TEXT");
-  group->add_option("-f,--file", o.file, "file with the prompt; - is standard input")
+  add_text(group, "-f,--file", o.file, "file with the prompt; - is standard input")
       ->type_name("FILE");
   group->add_option("--system-prompt", o.system, "(-sys) system message of --chat")
       ->type_name("TEXT");
   group->add_flag("--chat", o.chat, "put the prompt into the model's chat template");
-  group->add_option("--json", o.json, "write a record of the run to this file")->type_name("FILE");
+  add_text(group, "--json", o.json, "write a record of the run to this file")->type_name("FILE");
   group->add_flag("-v,--verbose", o.verbose, "show the engine's log");
 }
 
@@ -170,12 +170,12 @@ void add_cache_options(CLI::App* app, SessionOptions& s, bool& pin_system) {
 void add_engine_options(CLI::App* app, RunOptions& o) {
   SessionOptions& s = o.session;
   auto* group = app->add_option_group("Generation", "As in llama.cpp's own tools");
-  add_number(group, "-n,--predict", s.max_tokens, -1, kMaxInt,
+  add_number(group, "-n,--predict,--n-predict", s.max_tokens, -1, kMaxInt,
              "tokens to generate; -1 = until the model ends or its trained length");
   add_number(group, "-t,--threads", s.threads, 0, 1024, "threads; 0 = one per core");
   add_number(group, "--ubatch-size", s.micro_batch, 1, 1 << 20,
              "(-ub) most tokens evaluated at once");
-  add_number(group, "--n-gpu-layers", o.n_gpu_layers, -1, kMaxInt,
+  add_number(group, "--n-gpu-layers,--gpu-layers", o.n_gpu_layers, -1, kMaxInt,
              "(-ngl) layers on a GPU, if there is one; -1 = all");
   add_choice<bool>(group, "--flash-attn", s.flash_attention,
                    {{"on", true}, {"auto", true}, {"off", false}},
@@ -198,7 +198,7 @@ void add_engine_options(CLI::App* app, RunOptions& o) {
       ->type_name("N")
       ->default_str("-1");
   SamplingOptions& sampling = s.sampling;
-  add_number(group, "--temp", sampling.temperature, 0.0f, 100.0f,
+  add_number(group, "--temp,--temperature", sampling.temperature, 0.0f, 100.0f,
              "temperature; 0 = always the likeliest token");
   add_number(group, "--top-k", sampling.top_k, 0, kMaxInt, "sample from the k likeliest; 0 = all");
   add_number(group, "--top-p", sampling.top_p, 0.0f, 1.0f,
@@ -212,36 +212,6 @@ void add_engine_options(CLI::App* app, RunOptions& o) {
   group->add_flag("--ignore-eos", s.ignore_eos, "go on when the model wants to end");
   group->add_flag("--allow-past-training", s.allow_past_training,
                   "go on beyond the length the model was trained for");
-}
-
-std::string read_stream(std::istream& in) {
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-std::string read_prompt_file(const std::string& path) {
-  if (path == "-") {
-    if (isatty(STDIN_FILENO) == 1)
-      std::fputs("reading the prompt from the terminal; end it with Ctrl-D\n", stderr);
-    return read_stream(std::cin);
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string text = file ? read_stream(file) : "";
-  if (!file) throw std::invalid_argument("prompt file '" + path + "' cannot be read");
-  return text;
-}
-
-std::string gather_prompt(const std::string& file, bool has_prompt, const std::string& prompt) {
-  std::string text;
-  if (!file.empty() || !has_prompt) text = read_prompt_file(file.empty() ? "-" : file);
-  if (!file.empty() && has_prompt) text += "\n\n";
-  text += prompt;
-  if (text.empty())
-    throw std::invalid_argument("the prompt is empty: give it with -p, -f or on standard input");
-  if (const auto bad = first_invalid_utf8(text); bad != std::string::npos) {
-    throw std::invalid_argument("the prompt is no valid UTF-8 at byte " + std::to_string(bad) +
-                                ": convert the text to UTF-8");
-  }
-  return text;
 }
 
 std::vector<ChatMessage> system_message(const std::string& text) {
@@ -258,28 +228,73 @@ int system_tokens(const llama_model* model, const std::string& system,
   return static_cast<int>(end - alone.begin());
 }
 
-std::string sinks_text(const llama_model* model, std::span<const llama_token> prompt, int n_sink) {
-  std::string out = "sinks:";
-  for (const llama_token token :
-       prompt.first(std::min(prompt.size(), static_cast<std::size_t>(n_sink)))) {
-    std::string text = token_text(model, token, true);
-    for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2)
-      text.replace(at, 1, "\\n");
-    out += " [" + text + "]";
+// On one line, whatever the token is: a newline as \n, other control characters and half
+// characters as U+FFFD.
+std::string printable(const std::string& token) {
+  TextStream stream;
+  std::string out;
+  for (const char c : stream.push(token) + stream.finish()) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      out += "\\n";
+    } else if (byte < 0x20 || byte == 0x7F) {
+      out += kReplacement;
+    } else {
+      out += c;
+    }
   }
   return out;
 }
 
-void set_engine_log(bool verbose) {
-  llama_log_set(
-      [](ggml_log_level level, const char* text, void* show_all) {
-        if (show_all != nullptr || level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
-      },
-      verbose ? stderr : nullptr);
+void pin(int system_tokens, CacheConfig& cache) {
+  cache.n_sink = std::max(cache.n_sink, system_tokens);
+  try {
+    validate(cache);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument("--pin-system: the system message takes " +
+                                std::to_string(system_tokens) + " tokens; " + error.what());
+  }
 }
 
-int fail(int code, const std::string& what) {
-  std::fprintf(stderr, "morphkv: error: %s\n", what.c_str());
+std::string sinks_text(const llama_model* model, std::span<const llama_token> prompt, int n_sink) {
+  std::string out = "sinks:";
+  for (const llama_token token :
+       prompt.first(std::min(prompt.size(), static_cast<std::size_t>(n_sink)))) {
+    out += " [" + printable(token_text(model, token, true)) + "]";
+  }
+  return out;
+}
+
+// The engine's log: everything with --verbose. Else only errors, and those from opening the model
+// are kept for the one line that says what is wrong.
+struct EngineLog {
+  bool verbose = false;
+  bool opening = true;
+  std::string error;  // the first one while opening
+
+  void opened() {
+    opening = false;
+    std::fputs(std::exchange(error, {}).c_str(), stderr);
+  }
+
+  void install() {
+    llama_log_set(
+        [](ggml_log_level level, const char* text, void* data) {
+          auto& log = *static_cast<EngineLog*>(data);
+          if (log.verbose || (level == GGML_LOG_LEVEL_ERROR && !log.opening)) {
+            std::fputs(text, stderr);
+          } else if (level == GGML_LOG_LEVEL_ERROR && log.error.empty()) {
+            log.error = text;
+          }
+        },
+        this);
+  }
+};
+
+int fail(int code, const std::string& what, const std::string& engine_error = "") {
+  std::string reason = engine_error.substr(0, engine_error.find('\n'));
+  if (!reason.empty()) reason = " (llama.cpp: " + reason + ")";
+  std::fprintf(stderr, "morphkv: error: %s%s\n", what.c_str(), reason.c_str());
   return code;
 }
 
@@ -298,9 +313,15 @@ std::vector<llama_token> prepare(RunOptions& o) {
     throw std::invalid_argument(
         "--pin-system has no system message to pin: give one with --system-prompt");
   }
-  if (!o.json.empty()) require_writable(o.json);
+  if (!o.session.flash_attention) {
+    throw std::invalid_argument(
+        "--flash-attn 'off': V is then stored transposed and queries cannot be read; use on or "
+        "auto");
+  }
+  require_text("--system-prompt", o.system);
+  if (o.json) require_writable(*o.json);
   const ModelPtr vocabulary = load_model(o.model, {.vocab_only = true, .progress = {}});
-  std::string prompt_text = gather_prompt(o.file, o.has_prompt, o.prompt);
+  std::string prompt_text = gather_prompt(o.file, o.prompt);
   if (o.chat) {
     auto messages = system_message(o.system);
     messages.push_back({"user", prompt_text});
@@ -310,27 +331,51 @@ std::vector<llama_token> prepare(RunOptions& o) {
   if (!o.session.allow_past_training)
     require_within_training(tokens.size(), trained_length(vocabulary.get()));
   if (o.pin_system) {
-    CacheConfig& cache = o.session.evictor.cache;
-    cache.n_sink = std::max(cache.n_sink, system_tokens(vocabulary.get(), o.system, tokens));
-    validate(cache);
+    pin(system_tokens(vocabulary.get(), o.system, tokens), o.session.evictor.cache);
   }
   return tokens;
 }
 
-RunRecord answer(const RunOptions& o, const llama_model* model,
-                 std::span<const llama_token> tokens) {
+// Null when it was interrupted.
+ModelPtr load_weights(const RunOptions& o) {
+  Progress progress;
+  return load_model(
+      o.model, {.n_gpu_layers = o.n_gpu_layers, .vocab_only = false, .progress = [&](float done) {
+                  progress.show("loading", done, 1.0);
+                  return !interrupted();
+                }});
+}
+
+// Standard output, written through at once, until the first failure.
+class Output {
+ public:
+  void write(std::string_view text) {
+    if (failed() || text.empty()) return;
+    const bool good = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+    if (!good || std::fflush(stdout) != 0) error_ = errno;
+  }
+  bool failed() const { return error_ != 0; }
+  // A reader that has seen enough is no failure of the run.
+  bool broken() const { return failed() && error_ != EPIPE; }
+  std::string reason() const { return std::generic_category().message(error_); }
+
+ private:
+  int error_ = 0;
+};
+
+RunRecord answer(const RunOptions& o, const llama_model* model, std::span<const llama_token> tokens,
+                 Output& output) {
   Session session(model, o.session);
   Progress progress;
   TextStream stream;
   RunRecord record{o.model, o.session, {}, {}, 0};
   const auto print = [&](const std::string& text) {
     record.text += text;
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    output.write(text);
   };
   const int budget = o.session.evictor.cache.budget;
   SessionCallbacks callbacks;
-  callbacks.cancelled = [] { return interrupted() || std::ferror(stdout) != 0; };
+  callbacks.cancelled = [&] { return interrupted() || output.failed(); };
   callbacks.on_notice = [](std::string_view text) {
     std::fprintf(stderr, "note: %.*s\n", static_cast<int>(text.size()), text.data());
   };
@@ -345,8 +390,7 @@ RunRecord answer(const RunOptions& o, const llama_model* model,
   };
   record.result = session.run(tokens, callbacks);
   print(stream.finish());
-  if (!record.text.empty() && record.text.back() != '\n') std::fputs("\n", stdout);
-  std::fflush(stdout);
+  if (!record.text.empty() && record.text.back() != '\n') output.write("\n");
   progress.clear();
   record.peak_rss_bytes = peak_rss_bytes();
   return record;
@@ -367,7 +411,7 @@ RunCommand::RunCommand(CLI::App& app)
     : command_(app.add_subcommand("run",
                                   "Answer one prompt; memory stays constant however long it is.")),
       options_(std::make_unique<RunOptions>()) {
-  // The seed's defaults are those of CacheConfig; real models are scored by their own queries, with
+  // Otherwise the defaults of CacheConfig: trained models are scored by their own queries, with
   // neighbours.
   options_->session.evictor.cache.queries = QuerySource::kAttention;
   options_->session.evictor.cache.pool = 7;
@@ -380,36 +424,37 @@ RunCommand::~RunCommand() = default;
 
 int RunCommand::run() {
   RunOptions& o = *options_;
-  install_interrupt();
-  set_engine_log(o.verbose);
+  EngineLog log;
+  log.verbose = o.verbose;
+  log.install();
   llama_backend_init();
   try {
     const std::vector<llama_token> tokens = prepare(o);
-    Progress progress;
-    const ModelPtr model = load_model(
-        o.model, {.n_gpu_layers = o.n_gpu_layers, .vocab_only = false, .progress = [&](float done) {
-                    progress.show("loading", done, 1.0);
-                    return !interrupted();
-                  }});
-    progress.clear();
-    if (!model) {
+    install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
+    const ModelPtr model = load_weights(o);
+    log.opened();
+    RunRecord record{o.model, o.session, {}, {}, peak_rss_bytes()};
+    Output output;
+    if (model) {
+      const std::string sinks = sinks_text(model.get(), tokens, o.session.evictor.cache.n_sink);
+      std::fprintf(stderr, "%s\n", sinks.c_str());
+      record = answer(o, model.get(), tokens, output);
+    } else {
+      record.result.finish_reason = FinishReason::kInterrupted;
       std::fputs("interrupted while the model was loading\n", stderr);
-      return 0;
     }
-    std::fprintf(stderr, "%s\n",
-                 sinks_text(model.get(), tokens, o.session.evictor.cache.n_sink).c_str());
-    const RunRecord record = answer(o, model.get(), tokens);
     std::fprintf(stderr, "\n%s", to_table(record).c_str());
-    if (!o.json.empty()) write_file(o.json, to_json(record));
+    if (o.json) write_file(*o.json, to_json(record));
+    if (output.broken()) return fail(1, "standard output cannot be written: " + output.reason());
     return 0;
   } catch (const std::invalid_argument& error) {
-    return fail(2, error.what());
+    return fail(2, error.what(), log.error);
   } catch (const BadModelFile& error) {
-    return fail(2, error.what());
+    return fail(2, error.what(), log.error);
   } catch (const Unsupported& error) {
-    return fail(2, error.what());
+    return fail(2, error.what(), log.error);
   } catch (const std::exception& error) {
-    return fail(1, error.what());
+    return fail(1, error.what(), log.error);
   }
 }
 

@@ -28,6 +28,13 @@ std::string mebibytes(std::size_t bytes) {
   return text;
 }
 
+// A device or a pipe: nothing to rename over.
+bool is_special(const std::string& path) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  return std::filesystem::exists(status) && !std::filesystem::is_regular_file(status);
+}
+
 std::string temporary_name(const std::string& path) {
   return path + ".tmp" + std::to_string(getpid());
 }
@@ -76,7 +83,8 @@ std::string to_json(const RunRecord& record) {
   json["peak_rss_bytes"] = record.peak_rss_bytes;
   json["finish_reason"] = to_string(record.result.finish_reason);
   json["text"] = record.text;
-  return json.dump(2) + "\n";
+  // A path need not be UTF-8, JSON must be.
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 std::string to_table(const RunRecord& record) {
@@ -109,13 +117,17 @@ std::string to_table(const RunRecord& record) {
 
 void require_writable(const std::string& path) {
   if (path.empty()) throw std::invalid_argument("--json '' names no file");
-  if (std::filesystem::is_directory(path)) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) {
     throw std::invalid_argument("--json '" + path + "' is a directory; give the path of a file");
   }
-  const std::string trial = temporary_name(path);
-  const bool can = std::ofstream(trial).good();
-  std::error_code ignored;
-  std::filesystem::remove(trial, ignored);
+  bool can = !std::filesystem::exists(status) || access(path.c_str(), W_OK) == 0;
+  if (can && !is_special(path)) {
+    const std::string trial = temporary_name(path);
+    can = std::ofstream(trial).good();
+    std::filesystem::remove(trial, ignored);
+  }
   if (!can) {
     throw std::invalid_argument("--json '" + path +
                                 "' cannot be written: check that its folder exists and is yours");
@@ -123,15 +135,15 @@ void require_writable(const std::string& path) {
 }
 
 void write_file(const std::string& path, const std::string& text) {
-  const std::string temporary = temporary_name(path);
-  std::ofstream file(temporary, std::ios::binary);
+  const std::string target = is_special(path) ? path : temporary_name(path);
+  std::ofstream file(target, std::ios::binary);
   file << text;
   file.close();
   std::error_code error;
-  if (file) std::filesystem::rename(temporary, path, error);
+  if (file && target != path) std::filesystem::rename(target, path, error);
   if (!file || error) {
     std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
+    if (target != path) std::filesystem::remove(target, ignored);
     throw std::runtime_error("cannot write '" + path + "'" + (error ? ": " + error.message() : ""));
   }
 }

@@ -26,7 +26,8 @@ std::string to_table(const RunRecord& record);
 // Throws std::invalid_argument when a file cannot be written at `path`; touches nothing that is
 // there.
 void require_writable(const std::string& path);
-// Writes beside the file and renames: a reader never sees half a record. Throws std::runtime_error.
+// Writes beside the file and renames: a reader never sees half a record (a device or a pipe is
+// written directly). Throws std::runtime_error.
 void write_file(const std::string& path, const std::string& text);
 
 }  // namespace morphkv::cli

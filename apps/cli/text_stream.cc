@@ -5,8 +5,6 @@
 namespace morphkv::cli {
 namespace {
 
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
-
 enum class Kind { kComplete, kCut, kInvalid };
 struct Character {
   Kind kind;

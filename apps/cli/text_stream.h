@@ -6,6 +6,8 @@
 
 namespace morphkv::cli {
 
+inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+
 class TextStream {
  public:
   // Takes bytes, returns the characters that are complete now. Bytes that cannot be UTF-8 become

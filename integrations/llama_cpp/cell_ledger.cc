@@ -5,13 +5,15 @@
 
 namespace morphkv::llama_cpp {
 
-CellLedger::CellLedger(int n_cells, int n_sink) : n_cells_(n_cells), n_sink_(n_sink) {
+CellLedger::CellLedger(int n_cells, int n_sink)
+    : n_cells_(n_cells), n_sink_(n_sink), in_use_(static_cast<std::size_t>(n_cells), false) {
   sinks_.reserve(static_cast<std::size_t>(n_sink));
   cells_.reserve(static_cast<std::size_t>(n_cells));
 }
 
 void CellLedger::append(int cell) {
-  assert(cell >= 0 && cell < n_cells_ && rows() < n_cells_);
+  assert(cell >= 0 && cell < n_cells_ && is_free(cell));
+  in_use_[static_cast<std::size_t>(cell)] = true;
   if (static_cast<int>(sinks_.size()) < n_sink_) {
     sinks_.push_back(cell);
     first_ = static_cast<Position>(sinks_.size());
@@ -30,6 +32,7 @@ void CellLedger::plan_free(int n, FreePlan& plan) const {
 
 void CellLedger::free(const FreePlan& plan) {
   assert(plan.first == first_);
+  for (const int cell : plan.cells) in_use_[static_cast<std::size_t>(cell)] = false;
   cells_.erase(cells_.begin(),
                cells_.begin() + static_cast<std::ptrdiff_t>(plan.last - plan.first));
   first_ = plan.last;
@@ -50,6 +53,8 @@ void CellLedger::compact(int n_cells) {
   for (int& cell : sinks_) cell = compacted(cell);
   for (int& cell : cells_) cell = compacted(cell);
   n_cells_ = n_cells;
+  in_use_.assign(static_cast<std::size_t>(n_cells), false);
+  std::fill_n(in_use_.begin(), in_use.size(), true);
   cells_.shrink_to_fit();
   cells_.reserve(static_cast<std::size_t>(n_cells));
 }
@@ -57,6 +62,7 @@ void CellLedger::compact(int n_cells) {
 void CellLedger::clear() {
   sinks_.clear();
   cells_.clear();
+  std::fill(in_use_.begin(), in_use_.end(), false);
   first_ = 0;
 }
 

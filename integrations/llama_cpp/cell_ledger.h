@@ -36,7 +36,9 @@ class CellLedger {
   // Cells in use.
   int rows() const { return static_cast<int>(sinks_.size() + cells_.size()); }
 
-  // The engine wrote the next token to `cell`.
+  // Whether `cell` carries no label.
+  bool is_free(int cell) const { return !in_use_[static_cast<std::size_t>(cell)]; }
+  // The engine wrote the next token to `cell`, which was free.
   void append(int cell);
   // The n oldest labels that are no sinks: what the engine then sees are the sinks and the most
   // recent labels, so positions stay consecutive and a sliding window loses nothing. Reuses the
@@ -56,9 +58,10 @@ class CellLedger {
  private:
   int n_cells_;
   int n_sink_;
-  std::vector<int> sinks_;  // cell of label 0 .. n_sink - 1
-  std::vector<int> cells_;  // cell of label first_ + i
-  Position first_ = 0;      // oldest label that is no sink
+  std::vector<int> sinks_;    // cell of label 0 .. n_sink - 1
+  std::vector<int> cells_;    // cell of label first_ + i
+  std::vector<bool> in_use_;  // [cell]
+  Position first_ = 0;        // oldest label that is no sink
 };
 
 // Every broken invariant, in words: cells are used once and lie in [0, n_cells); the sinks are

@@ -1,8 +1,9 @@
 #include "morphkv/llama_cpp/evictor.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
-#include <numeric>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -18,6 +19,11 @@ namespace {
 constexpr llama_seq_id kSequence = 0;
 constexpr int kMinMicroBatch = 32;
 constexpr float kPoison = 3e4f;
+#ifdef NDEBUG
+constexpr bool kDebugBuild = false;
+#else
+constexpr bool kDebugBuild = true;
+#endif
 
 void check_model(const llama_model* model, const CacheConfig& config, bool evicts) {
   const auto refuse = [](const std::string& why) {
@@ -37,11 +43,36 @@ void check_model(const llama_model* model, const CacheConfig& config, bool evict
   }
 }
 
+// The engine makes no context for such a type, and does not say why.
+void require_whole_blocks(const llama_model* model, const std::string& what, ggml_type type) {
+  std::array<char, 64> text{};
+  const auto metadata = [&](const std::string& key) {
+    return llama_model_meta_val_str(model, key.c_str(), text.data(), text.size()) < 0 ? ""
+                                                                                      : text.data();
+  };
+  const std::string architecture = metadata("general.architecture");
+  const int given = std::atoi(metadata(architecture + ".attention." + what + "_length"));
+  const int heads = llama_model_n_head(model);
+  const int dim = given > 0 || heads == 0 ? given : llama_model_n_embd(model) / heads;
+  const auto block = static_cast<int>(ggml_blck_size(type));
+  if (dim % block != 0) {
+    throw Unsupported(what + " type " + ggml_type_name(type) + " stores blocks of " +
+                      std::to_string(block) + " numbers, and the model's head dimension " +
+                      std::to_string(dim) + " is no multiple of that: use f16");
+  }
+}
+
 // The engine rounds the number of cells up to this.
 constexpr int kCellGranularity = 256;
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 using Clock = std::chrono::steady_clock;
+
+[[noreturn]] void refuse_foreign_edit(const std::string& seen) {
+  throw EngineError(seen +
+                    ": positions must be consecutive, after_decode() must follow every "
+                    "llama_decode(), and no other code may edit the memory");
+}
 
 }  // namespace
 
@@ -76,7 +107,8 @@ class Evictor::Impl {
     LayerRetention retention;
   };
 
-  void evaluate_one_token() const;
+  void require_bound(const char* call) const;
+  void evaluate_one_token(llama_context* context) const;
   void allocate();
   int accept_tokens();
   void append_rows(std::size_t layer, std::span<const int> cells, Position first_position);
@@ -118,9 +150,14 @@ std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens)
     throw Unsupported("n_seq_max " + std::to_string(params.n_seq_max) +
                       ": one sequence per context can be bounded; use n_seq_max 1");
   }
+  require_whole_blocks(model_, "key", params.type_k);
+  require_whole_blocks(model_, "value", params.type_v);
   const int budget = options_.cache.budget;
   std::string notice;
-  const int asked = static_cast<int>(params.n_ubatch == 0 ? params.n_batch : params.n_ubatch);
+  // As the engine reads them: a micro-batch is no larger than a batch, 0 = as large as the batch.
+  const std::uint32_t batch = params.n_batch == 0 ? params.n_ubatch : params.n_batch;
+  const int asked =
+      static_cast<int>(params.n_ubatch == 0 ? batch : std::min(params.n_ubatch, batch));
   const bool evicts = policy_->traits().evicts;
   const int micro_batch = evicts ? std::min(asked, std::max(budget, kMinMicroBatch)) : asked;
   if (micro_batch < asked) {
@@ -145,11 +182,12 @@ std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens)
 }
 
 void Evictor::Impl::bind(llama_context* context) {
-  context_ = context;
+  context_ = nullptr;
   n_cells_ = static_cast<int>(llama_n_ctx_seq(context));
   tap_.start_survey();
-  evaluate_one_token();
-  const std::string problem = tap_.finish_survey(n_cells_, policy_->traits().needs_queries);
+  evaluate_one_token(context);
+  const std::string problem =
+      tap_.finish_survey(llama_get_memory(context), n_cells_, policy_->traits().needs_queries);
   if (!problem.empty()) {
     throw Unsupported("this model cannot be bounded with llama.cpp " +
                       std::string(llama_version()) + ": " + problem);
@@ -159,15 +197,22 @@ void Evictor::Impl::bind(llama_context* context) {
     if (!why.empty()) throw Unsupported("this model cannot be bounded: " + why);
   }
   allocate();
+  context_ = context;
 }
 
-void Evictor::Impl::evaluate_one_token() const {
+void Evictor::Impl::require_bound(const char* call) const {
+  if (context_ == nullptr) {
+    throw EngineError(std::string(call) + "() before bind(), which needs the context");
+  }
+}
+
+void Evictor::Impl::evaluate_one_token(llama_context* context) const {
   const llama_vocab* vocab = llama_model_get_vocab(model_);
   llama_token token = llama_vocab_bos(vocab);
   if (token == LLAMA_TOKEN_NULL) token = 0;
-  const int status = llama_decode(context_, llama_batch_get_one(&token, 1));
-  llama_synchronize(context_);
-  llama_memory_clear(llama_get_memory(context_), true);
+  const int status = llama_decode(context, llama_batch_get_one(&token, 1));
+  llama_synchronize(context);
+  llama_memory_clear(llama_get_memory(context), true);
   if (status != 0) {
     throw EngineError("llama_decode of one token failed with status " + std::to_string(status));
   }
@@ -175,7 +220,11 @@ void Evictor::Impl::evaluate_one_token() const {
 
 void Evictor::Impl::allocate() {
   const bool moving = std::exchange(rows_taken_, false);
-  if (!moving) ledger_.emplace(n_cells_, options_.cache.n_sink);
+  if (!moving) {
+    ledger_.emplace(n_cells_, options_.cache.n_sink);
+    rows_evicted_ = 0;
+    evict_ms_ = 0.0;
+  }
   std::vector<Layer> layers;
   bytes_allocated_ = 0;
   swa_bytes_per_cell_ = 0;
@@ -207,6 +256,7 @@ void Evictor::Impl::allocate() {
 // One call of the rule: note the cells of the new tokens, append their rows, and let the excess
 // leave.
 void Evictor::Impl::after_decode() {
+  require_bound("after_decode");
   const auto start = Clock::now();
   const Position first_position = offset();
   const int tokens = accept_tokens();
@@ -220,21 +270,31 @@ void Evictor::Impl::after_decode() {
 
 // Takes over the tokens that the engine has kept: all of them, or fewer after an error or an abort.
 int Evictor::Impl::accept_tokens() {
-  if (context_ == nullptr) throw EngineError("after_decode() before bind()");
   llama_synchronize(context_);
   const llama_pos newest = llama_memory_seq_pos_max(llama_get_memory(context_), kSequence);
   const Position tokens = newest + 1 - offset();
-  if (tokens < 0 || tokens > static_cast<Position>(tap_.cells().size())) {
-    throw EngineError("the engine holds tokens up to position " + std::to_string(newest) + ", " +
-                      std::to_string(tap_.cells().size()) +
-                      " tokens were evaluated since position " + std::to_string(offset()) +
-                      ": positions must be consecutive and no other code may edit the memory");
+  const auto evaluated = static_cast<Position>(tap_.cells().size());
+  if (tokens < 0 || tokens > evaluated) {
+    refuse_foreign_edit("the engine holds tokens up to position " + std::to_string(newest) + ", " +
+                        std::to_string(evaluated) + " were evaluated since position " +
+                        std::to_string(offset()));
   }
   new_cells_.clear();
-  for (Position t = 0; t < tokens; ++t) {
-    new_cells_.push_back(static_cast<int>(tap_.cells()[static_cast<std::size_t>(t)]));
-    ledger_->append(new_cells_.back());
+  for (Position t = 0; t < evaluated; ++t) {
+    const llama_pos label = tap_.labels()[static_cast<std::size_t>(t)];
+    const int cell = static_cast<int>(tap_.cells()[static_cast<std::size_t>(t)]);
+    if (label != offset() + t) {
+      refuse_foreign_edit("a token was evaluated at position " + std::to_string(label) + ", " +
+                          std::to_string(offset() + t) + " is due");
+    }
+    if (t >= tokens) continue;
+    if (!ledger_->is_free(cell)) {
+      refuse_foreign_edit("the engine wrote position " + std::to_string(label) + " to cell " +
+                          std::to_string(cell) + ", which holds another row");
+    }
+    new_cells_.push_back(cell);
   }
+  for (const int cell : new_cells_) ledger_->append(cell);
   return static_cast<int>(tokens);
 }
 
@@ -274,7 +334,8 @@ void Evictor::Impl::free_cells(int n) {
       layer.store.apply(h, moves, scratch_);
       layer.retention.apply_moves(h, moves);
     }
-    if (options_.poison_freed_rows) layer.store.poison(plan_.cells, kPoison, scratch_);
+    if (options_.poison_freed_rows.value_or(kDebugBuild))
+      layer.store.poison(plan_.cells, kPoison, scratch_);
   }
   if (!llama_memory_seq_rm(llama_get_memory(context_), kSequence,
                            static_cast<llama_pos>(plan_.first),
@@ -287,6 +348,7 @@ void Evictor::Impl::free_cells(int n) {
 }
 
 void Evictor::Impl::clear() {
+  require_bound("clear");
   llama_memory_clear(llama_get_memory(context_), true);
   ledger_->clear();
   for (Layer& layer : layers_) layer.retention.clear();
@@ -296,6 +358,7 @@ void Evictor::Impl::clear() {
 }
 
 std::vector<std::uint8_t> Evictor::Impl::take_rows() {
+  require_bound("take_rows");
   std::vector<std::uint8_t> rows(llama_state_seq_get_size(context_, kSequence));
   rows.resize(llama_state_seq_get_data(context_, rows.data(), rows.size(), kSequence));
   if (rows.empty()) throw EngineError("llama_state_seq_get_data gave nothing");
@@ -305,6 +368,7 @@ std::vector<std::uint8_t> Evictor::Impl::take_rows() {
 }
 
 void Evictor::Impl::put_rows(const std::vector<std::uint8_t>& rows) {
+  require_bound("put_rows");
   if (llama_state_seq_set_data(context_, rows.data(), rows.size(), kSequence) == 0) {
     throw EngineError("llama_state_seq_set_data refused " + std::to_string(rows.size()) + " bytes");
   }

@@ -90,7 +90,7 @@ ModelPtr load_model(const std::string& path, const LoadOptions& options) {
   ModelPtr model(llama_model_load_from_file(path.c_str(), params));
   if (!model && !progress.ended) {
     throw BadModelFile("model file '" + path + "': llama.cpp " + llama_version() +
-                       " cannot load it (its own reason stands above, or with --verbose)");
+                       " cannot load it; its log has the reason");
   }
   return model;
 }

@@ -40,8 +40,9 @@ void TensorTap::start_survey() {
   surveyed_.clear();
 }
 
-std::string TensorTap::finish_survey(int n_cells, bool record_queries) {
+std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells, bool record_queries) {
   surveying_ = false;
+  memory_ = memory;
   record_queries_ = record_queries;
   layers_.clear();
   std::sort(surveyed_.begin(), surveyed_.end(),
@@ -68,7 +69,7 @@ std::string TensorTap::finish_survey(int n_cells, bool record_queries) {
       rings_[i].ordered.resize(floats);
     }
   }
-  cells_.clear();
+  clear_call();
   return "";
 }
 
@@ -96,6 +97,7 @@ QueriesView TensorTap::queries(std::size_t layer, int head, int tokens) {
 
 void TensorTap::clear_call() {
   cells_.clear();
+  labels_.clear();
   for (QueryRing& ring : rings_) ring.seen = 0;
 }
 
@@ -157,6 +159,11 @@ void TensorTap::note_cells(const ggml_tensor* node) {
   const std::size_t first = cells_.size();
   cells_.resize(first + static_cast<std::size_t>(indices->ne[0]));
   ggml_backend_tensor_get(indices, cells_.data() + first, 0, ggml_nbytes(indices));
+  // The tokens of a micro-batch have consecutive labels, in the memory since before its graph runs.
+  const llama_pos end = llama_memory_seq_pos_max(memory_, 0) + 1;
+  for (std::size_t n = cells_.size() - first; n > 0; --n) {
+    labels_.push_back(end - static_cast<llama_pos>(n));
+  }
 }
 
 void TensorTap::copy_queries(const ggml_tensor* node) {

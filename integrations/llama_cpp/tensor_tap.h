@@ -41,22 +41,25 @@ class TensorTap {
 
   // While surveying, every layer is looked at and nothing recorded.
   void start_survey();
-  // Ends the survey: from now on cells are noted and, if asked, queries copied, of the layers with
-  // `n_cells` cells. Returns what is wrong with the graph, or "".
-  std::string finish_survey(int n_cells, bool record_queries);
+  // Ends the survey: from now on cells and their labels in `memory` are noted and, if asked,
+  // queries copied, of the layers with `n_cells` cells. Returns what is wrong with the graph, or
+  // "".
+  std::string finish_survey(llama_memory_t memory, int n_cells, bool record_queries);
 
   // Layers to evict from, in model order; valid after finish_survey().
   const std::vector<TappedLayer>& layers() const { return layers_; }
   // All layers, those with other cell counts (sliding windows) included.
   const std::vector<TappedLayer>& all_layers() const { return surveyed_; }
 
-  // Cells of the tokens evaluated since the last clear_call(), in order.
+  // Cells of the tokens evaluated since the last clear_call(), in order, and the labels that the
+  // engine gave them.
   const std::vector<std::int64_t>& cells() const { return cells_; }
+  const std::vector<llama_pos>& labels() const { return labels_; }
   // Queries of KV head `head` of layers()[layer]: the last min(window, tokens) of them, oldest
   // first. [token, group, dim]. `tokens` = how many of the noted tokens count (an aborted call has
   // fewer).
   QueriesView queries(std::size_t layer, int head, int tokens);
-  // Forgets cells and queries. A call that failed leaves nothing behind.
+  // Forgets cells, labels and queries. A call that failed leaves nothing behind.
   void clear_call();
 
  private:
@@ -81,7 +84,9 @@ class TensorTap {
   std::vector<TappedLayer> surveyed_;
   std::vector<TappedLayer> layers_;
   std::vector<QueryRing> rings_;
+  llama_memory_t memory_ = nullptr;
   std::vector<std::int64_t> cells_;
+  std::vector<llama_pos> labels_;
   std::vector<std::byte> staging_;
   ggml_backend_sched_eval_callback user_callback_ = nullptr;
   void* user_data_ = nullptr;

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -40,12 +41,9 @@ class EngineError : public std::runtime_error {
 
 struct EvictorOptions {
   CacheConfig cache;
-  // Overwrite the rows of freed cells with 3e4, to show that nobody reads them.
-#ifdef NDEBUG
-  bool poison_freed_rows = false;
-#else
-  bool poison_freed_rows = true;
-#endif
+  // Overwrite the rows of freed cells with 3e4, to show that nobody reads them. Unset: only when
+  // the library was built for debugging.
+  std::optional<bool> poison_freed_rows = std::nullopt;
 };
 
 struct EvictorStats {

@@ -1,0 +1,19 @@
+// The prompt as the user gives it: an argument, a file or standard input.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace morphkv::cli {
+
+// The text of `file` ("-": standard input), then that of `prompt`; with neither, standard input.
+// Both: an empty line in between. Throws std::invalid_argument for text that cannot be read, is
+// empty or is refused by require_text().
+std::string gather_prompt(const std::optional<std::string>& file,
+                          const std::optional<std::string>& prompt);
+
+// Throws std::invalid_argument that names `what` when `text` is no valid UTF-8 or has a NUL, at
+// which engines would cut it.
+void require_text(const std::string& what, const std::string& text);
+
+}  // namespace morphkv::cli

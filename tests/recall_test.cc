@@ -1,0 +1,123 @@
+// The recall experiment: does a bounded cache still know what the full one knows? Eight documents
+// of about 2,500 tokens of generated prose (prose.h), each with one 4-digit code stated once, at
+// depths from 5 to 90 %, and one question at the end. Greedy, the same prompts and the same 512
+// rows for every arm. The wording was chosen with the full cache alone.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model_support.h"
+#include "morphkv/llama_cpp/model_file.h"
+#include "morphkv/llama_cpp/session.h"
+#include "prose.h"
+
+namespace morphkv::test {
+namespace {
+
+using llama_cpp::Prefill;
+using llama_cpp::Session;
+using llama_cpp::SessionOptions;
+
+constexpr std::size_t kTextTokens = 2480;  // of prose; with statement, question and template ~2,540
+constexpr int kAnswerTokens = 20;
+
+struct Document {
+  std::string_view code;
+  double depth;  // where the code is stated, as a share of the sentences
+};
+constexpr std::array kDocuments = {
+    Document{"4817", 0.05}, Document{"2690", 0.17}, Document{"7351", 0.29}, Document{"9046", 0.41},
+    Document{"1583", 0.53}, Document{"6274", 0.65}, Document{"3928", 0.77}, Document{"8405", 0.90},
+};
+
+std::vector<llama_token> prompt_of(std::size_t index) {
+  const Document& document = kDocuments[index];
+  Prose prose(100 + index);
+  Sentences text;
+  while (tokens_of(test_model(), join(text)).size() < kTextTokens) {
+    if (!text.empty()) text.emplace_back();
+    for (std::string& sentence : prose.paragraph()) text.push_back(std::move(sentence));
+  }
+  const auto at = static_cast<std::ptrdiff_t>(document.depth * static_cast<double>(text.size()));
+  text.insert(text.begin() + at,
+              "The code of the blue locker is " + std::string(document.code) + ".");
+  const std::string prompt = join(text) + "\n\nQuestion: What is the code of the blue locker?";
+  return llama_cpp::tokenize(
+      test_model(), llama_cpp::apply_chat_template(test_model(), {{"user", prompt}}), true);
+}
+
+struct Arm {
+  std::string_view name;
+  std::string_view policy;
+  Prefill prefill;
+  int right = 0;
+  double seconds = 0.0;
+  double kept_mib = 0.0;  // K and V rows at the end
+};
+
+// Asks and counts.
+void ask(Arm& arm, std::size_t index, std::span<const llama_token> prompt) {
+  SessionOptions options;
+  options.evictor.cache = {.budget = 512,
+                           .n_sink = 4,
+                           .window = 8,
+                           .pool = 7,
+                           .fusion = Fusion::kMean,
+                           .queries = QuerySource::kAttention,
+                           .policy = std::string(arm.policy),
+                           .seed = index};
+  options.prefill = arm.prefill;
+  options.max_tokens = kAnswerTokens;
+  options.sampling.temperature = 0.0f;
+  std::string text;
+  llama_cpp::SessionCallbacks callbacks;
+  callbacks.on_token = [&](llama_token, std::string_view piece, double) { text += piece; };
+  Session session(test_model(), options);
+  const auto result = session.run(prompt, callbacks);
+  if (arm.policy != "full") {
+    EXPECT_EQ(result.cache.rows_kept, 512) << arm.name;
+  }
+  arm.seconds += (result.prefill_ms + result.decode_ms) / 1000.0;
+  arm.kept_mib = static_cast<double>(result.cache.kv_bytes_kept) / 1048576.0;
+  const bool right = text.find(kDocuments[index].code) != std::string::npos;
+  std::printf("%s %-17s %3.0f %%  %s  %s\n", right ? "right" : "wrong",
+              std::string(arm.name).c_str(), 100.0 * kDocuments[index].depth,
+              std::string(kDocuments[index].code).c_str(), text.c_str());
+  std::fflush(stdout);
+  arm.right += right ? 1 : 0;
+}
+
+TEST(Recall, ABoundedCacheFindsTheCodesThatTheFullOneFindsAndTheMostRecentRowsDoNot) {
+  std::array arms = {
+      Arm{"full", "full", Prefill::kWhole},
+      Arm{"morphkv whole", "morphkv", Prefill::kWhole},
+      Arm{"streaming whole", "streaming", Prefill::kWhole},
+      Arm{"random whole", "random", Prefill::kWhole},
+      Arm{"morphkv stream", "morphkv", Prefill::kStream},
+  };
+  for (std::size_t i = 0; i < kDocuments.size(); ++i) {
+    const std::vector<llama_token> prompt = prompt_of(i);
+    EXPECT_GT(prompt.size(), kTextTokens);
+    EXPECT_LT(prompt.size(), kTextTokens + 250);
+    for (Arm& arm : arms) ask(arm, i, prompt);
+  }
+
+  std::printf("\n%-17s %12s %14s %12s\n", "arm", "right of 8", "rows kept MiB", "seconds");
+  for (const Arm& arm : arms) {
+    std::printf("%-17s %12d %14.2f %12.1f\n", std::string(arm.name).c_str(), arm.right,
+                arm.kept_mib, arm.seconds);
+    RecordProperty("right_" + std::string(arm.name), arm.right);
+  }
+  const int full = arms[0].right;
+  EXPECT_GE(full, 7) << "the experiment says nothing when the full cache fails";
+  EXPECT_GE(arms[1].right, full) << "morphkv, whole prompt then compressed";
+  EXPECT_LE(arms[2].right, 2) << "streaming should have lost the codes";
+}
+
+}  // namespace
+}  // namespace morphkv::test
