@@ -245,6 +245,9 @@ class RecordingHead final : public HeadPolicy {
   }
   void clear() override { tell("clear"); }
   void resize(int max_slots) override { tell("resize " + std::to_string(max_slots)); }
+  std::unique_ptr<HeadPolicy> clone() const override {
+    return std::make_unique<RecordingHead>(*this);
+  }
 
  private:
   void tell(const std::string& event) { events_->push_back(event); }
