@@ -1,7 +1,7 @@
 """`morphkv run` as a user meets it: a process with arguments, streams, files and signals.
 
-Needs MORPHKV_TOOL (the binary) and MORPHKV_TEST_MODEL (SmolLM2-135M-Instruct). Standard library
-only. What an answer should say is left to recall_test.cc, but for the prompt that is shipped.
+Bad input has its own file, cli_refusal_test.py. What an answer should say is left to recall_test.cc,
+but for the prompt that is shipped. See cli_support.py.
 """
 
 import json
@@ -10,346 +10,15 @@ import pathlib
 import pty
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-TOOL = os.environ["MORPHKV_TOOL"]
-MODEL = os.environ["MORPHKV_TEST_MODEL"]
+from cli_support import FILLER, LONG, MODEL, NUMBERS, PATIENCE, ROW_BYTES, TOOL, CliTest
+
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
-
-ROW_BYTES = 30 * 3 * 2 * 64 * 2  # layers, KV heads, K and V, dim, bytes of an f16
-TRAINED = 8192
-PATIENCE = 1200  # seconds; the machine may be busy
-
-INTEGERS = """tokens_seen prompt_tokens generated_tokens rows_kept rows_evicted budget n_sink window
-recent pool kv_bytes_kept kv_bytes_allocated kv_bytes_peak kv_bytes_full peak_rss_bytes""".split()
-NUMBERS = """compression_ratio prefill_ms decode_ms evict_ms evict_decode_ms
-tokens_per_second""".split()
-STRINGS = """morphkv_version model policy queries fuse prefill cache_type_k cache_type_v
-finish_reason text""".split()
-
-FILLER = "The quick brown fox walks along the river and looks at the boats. "
-LONG = FILLER * 50  # about 700 tokens
-
-
-class Answer:
-    """What a finished process left behind."""
-
-    def __init__(self, process, out, err, seconds, record_path):
-        self.code, self.out, self.seconds = process.returncode, out, seconds
-        self.err = err.decode("utf-8")  # standard error is valid UTF-8 as well
-        self.record = None
-        if os.path.exists(record_path):
-            with open(record_path, encoding="utf-8") as file:
-                self.record = json.load(file)
-
-
-class CliTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="morphkv-cli-")
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.record_path = self.path("record.json")
-
-    def path(self, name, content=None):
-        path = os.path.join(self.folder, name)
-        if content is not None:
-            with open(path, "wb") as file:
-                file.write(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    def start(self, *arguments, **streams):
-        """A process of `morphkv run` with the model and --json.
-
-        One thread unless asked: the engine's threads spin while they wait for one another, which
-        takes ages on a machine that is busy with other tests.
-        """
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE,
-                   "stderr": subprocess.PIPE} | streams
-        if not {"-t", "--threads"} & set(arguments):
-            arguments += ("-t", "1")
-        command = [TOOL, "run", "-m", MODEL, "--json", self.record_path, *arguments]
-        process = subprocess.Popen(command, bufsize=0, **streams)
-        self.addCleanup(self.end, process)
-        return process
-
-    def end(self, process):
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream:
-                stream.close()
-
-    def finish(self, process, stdin=None):
-        begin = time.monotonic()
-        out, err = process.communicate(stdin, timeout=PATIENCE)
-        return Answer(process, out, err, time.monotonic() - begin, self.record_path)
-
-    def run_tool(self, *arguments, stdin=None):
-        """Runs to a good end and returns the answer, whose record is consistent."""
-        if os.path.exists(self.record_path):
-            os.remove(self.record_path)
-        streams = {} if stdin is None else {"stdin": subprocess.PIPE}
-        answer = self.finish(self.start(*arguments, **streams), stdin)
-        self.assertEqual(answer.code, 0, answer.err)
-        self.check(answer)
-        return answer
-
-    def check(self, answer):
-        """What holds for every record and both streams."""
-        record, text = answer.record, answer.out.decode("utf-8")
-        self.assertIsNotNone(record, "no record was written")
-        self.assertEqual(set(record), set(INTEGERS + NUMBERS + STRINGS))
-        for name in INTEGERS:
-            self.assertIs(type(record[name]), int, name)
-            self.assertGreaterEqual(record[name], 0, name)
-        for name in NUMBERS:
-            self.assertIn(type(record[name]), (int, float), name)
-            self.assertGreaterEqual(record[name], 0, name)
-        for name in STRINGS:
-            self.assertIs(type(record[name]), str, name)
-
-        newline = "" if record["text"].endswith("\n") or not record["text"] else "\n"
-        self.assertEqual(text, record["text"] + newline)
-        seen, generated = record["tokens_seen"], record["generated_tokens"]
-        evaluated = seen - record["prompt_tokens"]
-        # The last token of an answer that ends for its length needs no evaluation.
-        ends = {"stop": [generated], "length": [max(generated - 1, 0)],
-                "trained_length": [generated - 1], "interrupted": [generated, generated - 1]}
-        self.assertIn(evaluated, ends[record["finish_reason"]])
-        self.assertEqual(record["rows_kept"] + record["rows_evicted"], seen)
-        if record["policy"] == "full":
-            self.assertEqual(record["rows_evicted"], 0)
-        else:
-            self.assertLessEqual(record["rows_kept"], record["budget"])
-            self.assertEqual(record["rows_kept"], min(seen, record["budget"]))
-        if record["cache_type_k"] == record["cache_type_v"] == "f16":
-            self.assertEqual(record["kv_bytes_kept"], record["rows_kept"] * ROW_BYTES)
-            self.assertEqual(record["kv_bytes_full"], seen * ROW_BYTES)
-        if record["kv_bytes_kept"]:
-            self.assertAlmostEqual(record["compression_ratio"],
-                                   record["kv_bytes_full"] / record["kv_bytes_kept"])
-        self.assertLessEqual(record["kv_bytes_kept"], record["kv_bytes_allocated"])
-        self.assertLessEqual(record["kv_bytes_allocated"], record["kv_bytes_peak"])
-        self.assertLess(record["kv_bytes_peak"], record["peak_rss_bytes"])
-        self.assertLessEqual(record["evict_decode_ms"], record["evict_ms"])
-        self.assertGreaterEqual(record["recent"], record["window"])
-
-        for word in ("prompt ", "answer ", "eviction ", "kept ", "KV cache ", "tokens/s"):
-            self.assertIn(word, answer.err)
-        for sign in ("\r", "\x1b", "loading [", "reading ["):
-            self.assertNotIn(sign, answer.err, "progress without a terminal")
-
-
-class HelpTest(CliTest):
-    def show(self, *arguments):
-        done = subprocess.run([TOOL, *arguments], capture_output=True, timeout=PATIENCE)
-        self.assertEqual((done.returncode, done.stderr), (0, b""))
-        return done.stdout.decode()
-
-    def test_version_is_one_line_on_stdout(self):
-        self.assertRegex(self.show("--version"), r"\Amorphkv \d+\.\d+\.\d+\n\Z")
-
-    def test_help_names_the_command(self):
-        for flag in ("--help", "-h"):
-            self.assertIn("run", self.show(flag))
-
-    def test_help_of_run_names_every_option(self):
-        text = self.show("run", "--help")
-        self.assertEqual(text, self.show("run", "-h"))
-        for flag in """-m --model -p --prompt -f --file -sys --system-prompt --chat --json -v
-                --verbose --budget --sinks --window --recent --pool --fuse --queries --policy
-                --prefill
-                --pin-system -ctk --cache-type-k -ctv --cache-type-v -n --predict --n-predict
-                -t --threads -ub --ubatch-size -ngl --n-gpu-layers --gpu-layers -fa --flash-attn
-                -s --seed --temp --temperature --top-k --top-p --min-p --repeat-penalty
-                --repeat-last-n --ignore-eos --allow-past-training""".split():
-            self.assertRegex(text, rf"(?<![\w-]){flag}(?![\w-])")
-        for word in """morphkv streaming random full stream whole mean max attention keys f16 q8_0
-                q4_0""".split():
-            self.assertIn(word, text)
-
-
-class BadInputTest(CliTest):
-    """Each is told in one line on standard error, with code 2, before anything is computed."""
-
-    slowest = 0.0
-
-    @classmethod
-    def tearDownClass(cls):
-        print(f"slowest refusal: {cls.slowest:.2f} s", file=sys.stderr)
-
-    def refuse(self, *arguments, says, model=MODEL, stdin=b"", command=("run",)):
-        begin = time.monotonic()
-        model_flag = () if model is None else ("-m", model)
-        done = subprocess.run([TOOL, *command, *model_flag, *arguments], input=stdin,
-                              capture_output=True, timeout=PATIENCE)
-        seconds = time.monotonic() - begin
-        BadInputTest.slowest = max(BadInputTest.slowest, seconds)
-        err = done.stderr.decode("utf-8", "surrogateescape")
-        what = f"{arguments} -> {err}"
-        self.assertEqual(done.returncode, 2, what)
-        self.assertEqual(done.stdout, b"", what)
-        self.assertRegex(err, r"\Amorphkv: error: [^\n]+\n\Z", what)
-        for part in says:
-            self.assertIn(part, err)
-        self.assertLess(seconds, 5, f"{what}: one second on an idle machine")
-
-    def test_numbers_that_are_none_or_beyond_their_limits(self):
-        legal = {"--sinks": "0", "--recent": "0", "--predict": "0 -1", "--threads": "0",
-                 "--n-gpu-layers": "0 -1", "--seed": "0 -1", "--temp": "0", "--top-k": "0",
-                 "--top-p": "0", "--min-p": "0", "--repeat-last-n": "0"}
-        short = {"--predict": "-n", "--threads": "-t", "--ubatch-size": "-ub",
-                 "--n-gpu-layers": "-ngl", "--seed": "-s"}
-        for flag in """--budget --sinks --window --recent --pool --predict --threads --ubatch-size
-                --n-gpu-layers --seed --temp --top-k --top-p --min-p --repeat-penalty
-                --repeat-last-n""".split():
-            for value in ("0", "-1", "abc", "1e3", "99999999999999999999", "nan", "inf", "", " 5",
-                          "0x10", "5;"):
-                if value in legal.get(flag, "").split():
-                    continue
-                with self.subTest(flag=flag, value=value):
-                    self.refuse("-p", "x", short.get(flag, flag), value,
-                                says=[f"{flag} '{value}' is not a", "number from", " to "])
-
-    def test_cache_numbers_that_exclude_one_another(self):
-        for arguments, says in (
-                (("--sinks", "504"), ["n_sink 504 + window 8", "budget 512", "at least 513"]),
-                (("--sinks", "512"), ["n_sink 512", "budget 512", "raise the budget"]),
-                (("--window", "600"), ["window 600", "budget 512", "lower the window"]),
-                (("--budget", "12"), ["n_sink 4 + window 8", "budget 12", "at least 13"]),
-                (("--recent", "509"), ["n_sink 4 + recent 509", "budget 512", "at least 514"]),
-                (("--recent", "7"), ["recent 7", "window 8", "raise recent or use 0"]),
-                (("--pool", "4"), ["pool 4", "odd", "use 1 (off), 3, 5, 7"])):
-            with self.subTest(arguments=arguments):
-                self.refuse("-p", "x", *arguments, says=says)
-
-    def test_words_that_are_no_choice(self):
-        for flag, name, choices in (
-                ("--policy", "--policy", "morphkv, streaming, random, full"),
-                ("--fuse", "--fuse", "mean, max"), ("--queries", "--queries", "attention, keys"),
-                ("--prefill", "--prefill", "stream, whole"),
-                ("-ctk", "--cache-type-k", "f16, q8_0, q4_0"),
-                ("-ctv", "--cache-type-v", "f16, q8_0, q4_0"),
-                ("-fa", "--flash-attn", "on, auto, off")):
-            for word in ("h2o", "", "F16"):
-                with self.subTest(flag=flag, word=word):
-                    self.refuse("-p", "x", flag, word,
-                                says=[f"{name} '{word}' is not one of {choices}"])
-
-    def test_flash_attention_off(self):
-        self.refuse("-p", "x", "-fa", "off", says=["--flash-attn 'off'", "use on or auto"])
-
-    def test_words_that_are_no_argument(self):
-        self.refuse("--no-such-flag", says=["--no-such-flag", "not expected", "--help"])
-        self.refuse("-p", "x", "stray", says=["stray", "not expected"])
-        self.refuse("-p", "x", "--budget", says=["--budget", "missing"])
-        self.refuse("-p", "x", "-p", "y", says=["--prompt"])
-        self.refuse(model=None, command=(), says=["no command", "--help"])
-        self.refuse(model=None, command=("walk",), says=["walk", "--help"])
-
-    def test_system_prompt_without_chat(self):
-        self.refuse("-p", "x", "-sys", "Be brief.", says=["--system-prompt", "add --chat"])
-        self.refuse("-p", "x", "--pin-system", says=["--pin-system", "add --chat"])
-        self.refuse("-p", "x", "--pin-system", "--chat", says=["--pin-system", "--system-prompt"])
-
-    def test_pinned_system_message_beyond_the_budget(self):
-        self.refuse("-p", "x", "--chat", "--pin-system", "-sys", "word " * 600,
-                    says=["--pin-system", "system message takes 60", "budget 512"])
-
-    def test_missing_model(self):
-        self.refuse("-p", "x", model=None, says=["no model", "-m"])
-        self.refuse("-p", "x", model="", says=["no model", "-m"])
-        self.refuse("-p", "x", model=self.path("none.gguf"),
-                    says=["none.gguf", "no such file", "-m"])
-        self.refuse("-p", "x", model=self.folder, says=[self.folder, "directory", ".gguf"])
-
-    def test_files_that_are_no_model(self):
-        for name, content, says in (
-                ("empty.gguf", b"", ["0 bytes", "no GGUF"]),
-                ("short.gguf", b"GGU", ["3 bytes", "no GGUF"]),
-                ("text.gguf", b"Dear reader, this is no model.", ["begin with 'GGUF'"]),
-                ("magic.gguf", b"GGUF", ["header", "fetch the file again"]),
-                ("noise.gguf", b"GGUF" + bytes(range(256)) * 8, ["header", "fetch the file"])):
-            with self.subTest(name=name):
-                self.refuse("-p", "x", model=self.path(name, content), says=[name, *says])
-
-    def test_models_that_are_cut_short(self):
-        with open(MODEL, "rb") as file:
-            head = file.read(3_000_000)
-        size = os.path.getsize(MODEL)
-        for length in (8, 24, 100, 10_000, 1_000_000):
-            with self.subTest(length=length):
-                self.refuse("-p", "x", model=self.path("head.gguf", head[:length]),
-                            says=["head.gguf", "header is damaged or cut short", "fetch the file"])
-        with self.subTest("within the tensors"):
-            self.refuse("-p", "x", model=self.path("cut.gguf", head),
-                        says=["cut.gguf", f"3000000 of {size} bytes", "fetch the file again"])
-        with self.subTest("the last byte is missing"):
-            cut = self.path("last.gguf")
-            shutil.copyfile(MODEL, cut)
-            os.truncate(cut, size - 1)
-            self.refuse("-p", "x", model=cut, says=[f"{size - 1} of {size} bytes"])
-
-    def test_unreadable_model(self):
-        if os.geteuid() == 0:
-            self.skipTest("root may read everything")
-        path = self.path("locked.gguf", b"GGUF....")
-        os.chmod(path, 0)
-        self.refuse("-p", "x", model=path, says=["locked.gguf", "permissions"])
-
-    def test_empty_prompt(self):
-        for arguments in (("-p", ""), (), ("-f", "-"), ("-f", self.path("empty.txt", b"")),
-                          ("-f", self.path("newline.txt", b"\n"))):
-            with self.subTest(arguments=arguments):
-                self.refuse(*arguments, says=["the prompt is empty", "-p, -f or on standard input"])
-
-    def test_prompt_that_is_no_text(self):
-        broken = b"caf\xe9 au lait"
-        file = self.path("latin1.txt", broken)
-        for arguments, stdin in ((("-p", broken), b""), (("-f", file), b""), ((), broken),
-                                 (("-f", "-"), broken)):
-            with self.subTest(arguments=arguments):
-                self.refuse(*arguments, stdin=stdin,
-                            says=["no valid UTF-8 at byte 3", "convert the text to UTF-8"])
-        self.refuse(stdin=b"cut at the end \xe2\x82", says=["no valid UTF-8 at byte 15"])
-        self.refuse(stdin=b"a surrogate \xed\xa0\x80", says=["no valid UTF-8 at byte 12"])
-        self.refuse("--chat", stdin=b"two\0words", says=["NUL character at byte 3"])
-        self.refuse("-p", "x", "--chat", "-sys", broken, says=["--system-prompt", "byte 3"])
-
-    def test_prompt_file_that_cannot_be_read(self):
-        self.refuse("-f", self.path("none.txt"), says=["none.txt", "cannot be read", "-f"])
-        self.refuse("-f", self.folder, says=[self.folder, "cannot be read"])
-        self.refuse("-f", "", says=["prompt file ''", "cannot be read"])
-        if os.geteuid() != 0:
-            locked = self.path("locked.txt", b"text")
-            os.chmod(locked, 0)
-            self.refuse("-f", locked, says=["locked.txt", "cannot be read"])
-
-    def test_record_that_cannot_be_written(self):
-        for path, says in ((self.path("none/record.json"), ["none/record.json", "folder exists"]),
-                           (self.folder, [self.folder, "is a directory"]), ("", ["names no file"]),
-                           (self.path("x" * 300), ["cannot be written"])):
-            with self.subTest(path=path):
-                self.refuse("-p", "x", "--json", path, says=["--json", *says])
-
-    def test_refusals_leave_an_older_record_alone(self):
-        old = self.path("old.json", b"old")
-        self.refuse("-p", "", "--json", old, says=["empty"])
-        with open(old, "rb") as file:
-            self.assertEqual(file.read(), b"old")
-        self.assertEqual(os.listdir(self.folder), ["old.json"])
-
-    def test_prompt_beyond_the_trained_length(self):
-        for arguments in ((), ("--chat",)):
-            self.refuse(*arguments, stdin=b"one two three " * 3000,
-                        says=["the prompt has 90", f"trained for {TRAINED}", "shorten it",
-                              "--allow-past-training"])
 
 
 class RecordTest(CliTest):
@@ -631,7 +300,7 @@ class InterruptTest(CliTest):
 class StreamTest(CliTest):
     def test_a_reader_that_leaves_ends_the_run_cleanly(self):
         process = self.start("-p", "Once upon a time", "-n", "5000", "--ignore-eos", "--temp", "0")
-        self.assertEqual(len(process.stdout.read(10)), 10)
+        self.assertEqual(len([process.stdout.read(1) for _ in range(10)]), 10)
         process.stdout.close()
         process.stdout = None
         answer = self.finish(process)
@@ -639,6 +308,7 @@ class StreamTest(CliTest):
         self.assertEqual(answer.record["finish_reason"], "interrupted")
         self.assertLess(answer.record["generated_tokens"], 5000)
         self.assertIn("KV cache", answer.err)
+        self.assertNotRegex(answer.err, "error|failed")
 
     @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
     def test_a_full_disk_is_a_failure_of_the_run(self):

@@ -49,12 +49,12 @@ class EngineLog {
 inline const bool kQuiet = (llama_log_set(EngineLog::drop, nullptr), true);
 
 inline llama_model* test_model() {
-  static const llama_cpp::ModelPtr model = [] {
+  static const llama_cpp::ModelPtr kModel = [] {
     const char* path = std::getenv("MORPHKV_TEST_MODEL");
     if (path == nullptr) throw std::runtime_error("MORPHKV_TEST_MODEL does not name a GGUF model");
     return llama_cpp::load_model(path, {});
   }();
-  return model.get();
+  return kModel.get();
 }
 
 // English text that the project owns, about 420 tokens of SmolLM2.

@@ -39,10 +39,12 @@ class Metadata {
 };
 
 void describe_vocabulary(gguf_context* gguf, const TinyModel& model) {
-  std::vector<std::string> names;
-  std::vector<const char*> pointers;
-  for (int i = 0; i < model.n_vocab; ++i) names.push_back(std::to_string(i));
-  for (const std::string& name : names) pointers.push_back(name.c_str());
+  std::vector<std::string> names(static_cast<std::size_t>(model.n_vocab));
+  std::vector<const char*> pointers(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    names[i] = std::to_string(i);
+    pointers[i] = names[i].c_str();
+  }
   const std::vector<float> scores(names.size(), 0.0f);
   gguf_set_val_str(gguf, "tokenizer.ggml.model", "test");
   gguf_set_arr_str(gguf, "tokenizer.ggml.tokens", pointers.data(), pointers.size());
@@ -93,9 +95,9 @@ GgufPtr describe(const TinyModel& model) {
     meta.number("ssm.time_step_rank", 4);
   }
   if (model.architecture == "lfm2") {  // attention in every other layer, convolutions between
-    std::vector<std::uint32_t> heads;
-    for (int i = 0; i < model.n_layer; ++i) {
-      heads.push_back(i % 2 == 0 ? 0 : static_cast<std::uint32_t>(model.n_head_kv));
+    std::vector<std::uint32_t> heads(static_cast<std::size_t>(model.n_layer), 0);
+    for (std::size_t i = 1; i < heads.size(); i += 2) {
+      heads[i] = static_cast<std::uint32_t>(model.n_head_kv);
     }
     meta.numbers("attention.head_count_kv", heads);
     meta.number("shortconv.l_cache", 3);

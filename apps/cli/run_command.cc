@@ -270,7 +270,8 @@ std::string sinks_text(const llama_model* model, std::span<const llama_token> pr
 struct EngineLog {
   bool verbose = false;
   bool opening = true;
-  std::string error;  // the first one while opening
+  bool cancelled = false;  // the engine calls an abort that we asked for an error
+  std::string error;       // the first one while opening
 
   void opened() {
     opening = false;
@@ -281,9 +282,10 @@ struct EngineLog {
     llama_log_set(
         [](ggml_log_level level, const char* text, void* data) {
           auto& log = *static_cast<EngineLog*>(data);
-          if (log.verbose || (level == GGML_LOG_LEVEL_ERROR && !log.opening)) {
+          const bool failure = level == GGML_LOG_LEVEL_ERROR && !log.cancelled;
+          if (log.verbose || (failure && !log.opening)) {
             std::fputs(text, stderr);
-          } else if (level == GGML_LOG_LEVEL_ERROR && log.error.empty()) {
+          } else if (failure && log.error.empty()) {
             log.error = text;
           }
         },
@@ -364,7 +366,7 @@ class Output {
 };
 
 RunRecord answer(const RunOptions& o, const llama_model* model, std::span<const llama_token> tokens,
-                 Output& output) {
+                 Output& output, EngineLog& log) {
   Session session(model, o.session);
   Progress progress;
   TextStream stream;
@@ -375,7 +377,7 @@ RunRecord answer(const RunOptions& o, const llama_model* model, std::span<const 
   };
   const int budget = o.session.evictor.cache.budget;
   SessionCallbacks callbacks;
-  callbacks.cancelled = [&] { return interrupted() || output.failed(); };
+  callbacks.cancelled = [&] { return log.cancelled = interrupted() || output.failed(); };
   callbacks.on_notice = [](std::string_view text) {
     std::fprintf(stderr, "note: %.*s\n", static_cast<int>(text.size()), text.data());
   };
@@ -432,13 +434,13 @@ int RunCommand::run() {
     const std::vector<llama_token> tokens = prepare(o);
     install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
     const ModelPtr model = load_weights(o);
-    log.opened();
+    if (model) log.opened();
     RunRecord record{o.model, o.session, {}, {}, peak_rss_bytes()};
     Output output;
     if (model) {
       const std::string sinks = sinks_text(model.get(), tokens, o.session.evictor.cache.n_sink);
       std::fprintf(stderr, "%s\n", sinks.c_str());
-      record = answer(o, model.get(), tokens, output);
+      record = answer(o, model.get(), tokens, output, log);
     } else {
       record.result.finish_reason = FinishReason::kInterrupted;
       std::fputs("interrupted while the model was loading\n", stderr);
