@@ -142,8 +142,8 @@ TEST(EvictorModels, TheOutputOfASlidingLayerIsThatOfThePlainEngine) {
     }
     return most;
   };
-  EXPECT_LT(largest_distance(1), 0.01f);
-  EXPECT_GT(largest_distance(3), 0.03f) << "eviction does not show, so this is no test";
+  EXPECT_LT(largest_distance(1), 0.05f);
+  EXPECT_GT(largest_distance(3), 0.5f) << "eviction does not show, so this is no test";
 }
 
 TEST(EvictorModels, ASlidingModelMovesToASmallerContext) {

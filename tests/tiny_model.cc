@@ -123,7 +123,8 @@ GgufPtr describe(const TinyModel& model) {
   return gguf;
 }
 
-// Normal numbers that keep the size of what passes through a matrix; norms are about 1.
+// Normal numbers that keep the size of what passes through a matrix; norms are about 1. Scales and
+// rotation factors, which the engine takes when they are there, are exactly 1.
 void fill(ggml_tensor* tensor, void* seed) {
   const std::string_view name = tensor->name;
   std::uint32_t hash = *static_cast<const std::uint32_t*>(seed);
@@ -133,8 +134,9 @@ void fill(ggml_tensor* tensor, void* seed) {
   const bool is_matrix = tensor->ne[1] > 1;
   const float spread = is_matrix ? 1.5f / std::sqrt(static_cast<float>(tensor->ne[0])) : 0.1f;
   std::normal_distribution<float> normal(is_norm ? 1.0f : 0.0f, spread);
+  const bool is_factor = name.ends_with("scale") || name.starts_with("rope_freqs");
   std::vector<float> values(static_cast<std::size_t>(ggml_nelements(tensor)));
-  for (float& value : values) value = normal(generator);
+  for (float& value : values) value = is_factor ? 1.0f : normal(generator);
   if (tensor->type == GGML_TYPE_F32) {
     ggml_backend_tensor_set(tensor, values.data(), 0, ggml_nbytes(tensor));
   } else {
