@@ -95,13 +95,13 @@ class BadInputTest(CliTest):
 
     def test_words_that_are_no_choice(self):
         for flag, name, choices in (
-                ("--policy", "--policy", "morphkv, streaming, random, full"),
+                ("--policy", "--policy", "morphkv, h2o, streaming, random, full"),
                 ("--fuse", "--fuse", "mean, max"), ("--queries", "--queries", "attention, keys"),
                 ("--prefill", "--prefill", "stream, whole"),
                 ("-ctk", "--cache-type-k", "f16, q8_0, q4_0"),
                 ("-ctv", "--cache-type-v", "f16, q8_0, q4_0"),
                 ("-fa", "--flash-attn", "on, auto, off")):
-            for word in ("h2o", "", "F16"):
+            for word in ("H2O", "", "F16"):
                 with self.subTest(flag=flag, word=word):
                     self.refuse("-p", "x", flag, word,
                                 says=[f"{name} '{word}' is not one of {choices}"])
