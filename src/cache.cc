@@ -105,7 +105,7 @@ std::string MorphKVCache::read_at_once(const ArrayView& keys, const ArrayView& v
   make_room(tokens);
   for (std::size_t h = 0; h < state_heads_.size(); ++h) {
     const int slot = state_heads_[h].start + kept();
-    const std::string problem =
+    std::string problem =
         write_new_rows(keys, values, h, row(key_store_, h, slot), row(value_store_, h, slot));
     if (!problem.empty()) return problem;
   }
@@ -130,7 +130,7 @@ std::string MorphKVCache::read_in_blocks(const ArrayView& keys, const ArrayView&
     std::uint16_t* v = call_values.data() + h * block;
     std::copy_n(row(key_store_, h, state_heads_[h].start), held, k);
     std::copy_n(row(value_store_, h, state_heads_[h].start), held, v);
-    const std::string problem = write_new_rows(keys, values, h, k + held, v + held);
+    std::string problem = write_new_rows(keys, values, h, k + held, v + held);
     if (!problem.empty()) return problem;
   }
   query_tokens_ = 0;

@@ -113,7 +113,8 @@ float to_float_odd(double value) {
 RowReport write_rows(const ArrayView& array, std::int64_t batch, std::int64_t head, DType stored,
                      std::uint16_t* out) {
   RowReport report;
-  const auto& [_, __, tokens, dim] = array.shape;
+  const std::int64_t tokens = array.shape[2];
+  const std::int64_t dim = array.shape[3];
   const std::byte* base = array.data + batch * array.strides[0] + head * array.strides[1];
   for (std::int64_t t = 0; t < tokens && !report.has_nan; ++t, out += dim) {
     const std::byte* row = base + t * array.strides[2];

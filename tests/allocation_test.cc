@@ -84,6 +84,7 @@ struct Case {
   int tokens_per_call;
 };
 
+// NOLINTNEXTLINE(readability-identifier-naming): GoogleTest looks for this name
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.policy << ", " << to_string(c.queries) << ", calls of " << c.tokens_per_call;
 }

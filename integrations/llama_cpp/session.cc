@@ -89,7 +89,7 @@ void require_within_training(std::size_t prompt_tokens, int trained_length) {
                               ": shorten it, or go beyond knowingly with --allow-past-training");
 }
 
-Session::Session(const llama_model* model, SessionOptions options)
+Session::Session(const llama_model* model, const SessionOptions& options)
     : model_(model),
       options_(checked(options)),
       evictor_(model, options_.evictor),

@@ -76,7 +76,8 @@ std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells, bool re
 QueriesView TensorTap::queries(std::size_t layer, int head, int tokens) {
   const TappedLayer& shape = layers_[layer];
   QueryRing& ring = rings_[layer];
-  const auto token_floats = static_cast<std::size_t>(shape.n_head_kv * shape.group * shape.dim_k);
+  const auto token_floats = static_cast<std::size_t>(shape.n_head_kv) *
+                            static_cast<std::size_t>(shape.group * shape.dim_k);
   const std::int64_t last = std::min<std::int64_t>(ring.seen, tokens);
   const std::int64_t first =
       std::max<std::int64_t>(0, std::max(last - window_, ring.seen - window_));

@@ -85,7 +85,7 @@ class Session {
  public:
   // Throws std::invalid_argument (validate(), limits) or Unsupported. The model must outlive the
   // session.
-  Session(const llama_model* model, SessionOptions options);
+  Session(const llama_model* model, const SessionOptions& options);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
