@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -367,6 +368,15 @@ TEST(Session, FinishReasonsHaveTheNamesOfTheRecord) {
   EXPECT_EQ(to_string(FinishReason::kLength), "length");
   EXPECT_EQ(to_string(FinishReason::kTrainedLength), "trained_length");
   EXPECT_EQ(to_string(FinishReason::kInterrupted), "interrupted");
+}
+
+TEST(SessionLimits, ACacheForMoreRowsThanCanBeNumberedIsRefused) {
+  SessionOptions options;
+  options.evictor.cache.policy = "full";
+  options.max_tokens = std::numeric_limits<int>::max();
+  options.allow_past_training = true;
+  Session session(test_model(), options);
+  EXPECT_THROW(session.run(tokens_of(test_model(), "Hello"), {}), std::invalid_argument);
 }
 
 }  // namespace

@@ -111,9 +111,15 @@ SessionResult Session::run(std::span<const llama_token> prompt, const SessionCal
   const bool whole = options_.prefill == Prefill::kWhole && tokens > options_.evictor.cache.budget;
   int call_tokens = whole ? tokens - options_.evictor.cache.budget : 0;
   if (full) {
-    call_tokens = tokens + token_limit();
+    std::int64_t most = std::int64_t{tokens} + token_limit();
     const bool ends_at_trained = trained_length_ > 0 && !options_.allow_past_training;
-    if (ends_at_trained) call_tokens = std::min(call_tokens, trained_length_);
+    if (ends_at_trained) most = std::min<std::int64_t>(most, trained_length_);
+    if (most > kMaxBudget) {
+      throw std::invalid_argument("policy full would hold " + std::to_string(most) +
+                                  " rows, the limit is " + std::to_string(kMaxBudget) +
+                                  ": lower the number of tokens to generate");
+    }
+    call_tokens = static_cast<int>(most);
   }
   const std::string notice = make_context(call_tokens);
   if (!notice.empty() && callbacks.on_notice) callbacks.on_notice(notice);
