@@ -253,11 +253,17 @@ std::unique_ptr<Policy> make_policy(const CacheConfig& config) {
 
 bool is_policy_name(std::string_view name) { return find_policy(name) != nullptr; }
 
+std::vector<std::string_view> policy_names() {
+  std::vector<std::string_view> names;
+  for (const Entry& entry : kPolicies) names.push_back(entry.name);
+  return names;
+}
+
 std::string policy_names_text() {
   std::string text;
-  for (const Entry& entry : kPolicies) {
+  for (const std::string_view name : policy_names()) {
     if (!text.empty()) text += ", ";
-    text += entry.name;
+    text += name;
   }
   return text;
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -23,6 +22,7 @@ using test::CacheHarness;
 using test::HostArray;
 using test::Positions;
 using test::Random;
+using test::refusal;
 using test::Tensor;
 
 constexpr CacheConfig small() { return {.budget = 16, .n_sink = 2, .window = 4}; }
@@ -46,15 +46,6 @@ CacheHarness fed(const CacheConfig& config, std::int64_t tokens, std::int64_t of
     harness.feed(std::min<std::int64_t>(7, tokens - harness.offset()));
   }
   return harness;
-}
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 void expect_mentions(const std::string& text, std::initializer_list<const char*> words) {

@@ -26,6 +26,7 @@ namespace fs = std::filesystem;
 using test::CacheHarness;
 using test::HostArray;
 using test::Random;
+using test::refusal;
 using test::Tensor;
 
 // A folder of its own for each test, gone afterwards.
@@ -87,15 +88,6 @@ MorphKVCache tiny(double shift = 0.0) {
   const HostArray rows(tensor, DType::kF16);
   cache.update_and_fetch(rows.view(), rows.view());
   return cache;
-}
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 void expect_mentions(const std::string& text, const std::vector<std::string>& words) {

@@ -7,7 +7,9 @@
 
 #include <array>
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -260,5 +262,15 @@ class CacheHarness {
   DType stored_;
   std::int64_t offset_ = 0;
 };
+
+// The text of the std::invalid_argument that `call` throws.
+inline std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
 
 }  // namespace morphkv::test

@@ -20,15 +20,14 @@
 #include <vector>
 
 #include "generators.h"
-
-// The same set as in kernels.cc.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
-#include "hwy/targets.h"
+#include "highway_targets.h"
 
 namespace morphkv::kernels {
 namespace {
 
+using test::OnlyTarget;
 using test::Random;
+using test::targets_here;
 
 constexpr DType kDTypes[] = {DType::kF16, DType::kBF16, DType::kF32};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -36,29 +35,6 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kRounding = 0x1p-24;
 
 // ---------------------------------------------------------------- targets
-
-std::vector<std::int64_t> targets_here() {
-  std::vector<std::int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  if (std::ranges::find(targets, HWY_STATIC_TARGET) == targets.end()) {
-    targets.push_back(HWY_STATIC_TARGET);  // always callable, not always listed
-  }
-  return targets;
-}
-
-// Dispatch keeps the target it chose first, so changing the supported set needs an Update.
-class OnlyTarget {
- public:
-  explicit OnlyTarget(std::int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  ~OnlyTarget() {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().DeInit();
-  }
-  OnlyTarget(const OnlyTarget&) = delete;
-  OnlyTarget& operator=(const OnlyTarget&) = delete;
-};
 
 template <class Body>
 void on_every_target(const Body& body) {

@@ -33,6 +33,7 @@ struct RunOptions {
   std::optional<std::string> json;
   SessionOptions session;
   int n_gpu_layers = -1;
+  std::int64_t seed = -1;  // negative = a random one
   bool chat = false;
   bool pin_system = false;
   bool verbose = false;
@@ -144,19 +145,9 @@ void add_cache_options(CLI::App* app, SessionOptions& s, bool& pin_system) {
   add_choice<QuerySource>(group, "--queries", c.queries,
                           {{"attention", QuerySource::kAttention}, {"keys", QuerySource::kKeys}},
                           "what asks: the model's queries, or the stored keys in their place");
-  group
-      ->add_option_function<std::string>(
-          "--policy",
-          [&c](const std::string& name) {
-            if (!is_policy_name(name)) {
-              throw CLI::ValidationError("--policy '" + name + "' is not one of " +
-                                         policy_names_text());
-            }
-            c.policy = name;
-          },
-          "which rows to keep: " + policy_names_text())
-      ->type_name("WORD")
-      ->default_str(c.policy);
+  std::vector<std::pair<std::string, std::string>> policies;
+  for (const std::string_view name : policy_names()) policies.emplace_back(name, name);
+  add_choice<std::string>(group, "--policy", c.policy, policies, "which rows to keep");
   add_choice<Prefill>(
       group, "--prefill", s.prefill, {{"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
       "prompts beyond the budget: in pieces at constant memory, or whole and then compressed");
@@ -180,23 +171,8 @@ void add_engine_options(CLI::App* app, RunOptions& o) {
   add_choice<bool>(group, "--flash-attn", s.flash_attention,
                    {{"on", true}, {"auto", true}, {"off", false}},
                    "(-fa) flash attention; off is refused");
-  group
-      ->add_option_function<std::string>(
-          "-s,--seed",
-          [&s](const std::string& text) {
-            std::int64_t seed = 0;
-            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-            if (error != std::errc() || end != text.data() + text.size() || seed < -1 ||
-                seed > std::numeric_limits<std::uint32_t>::max()) {
-              throw CLI::ValidationError("--seed '" + text +
-                                         "' is not a whole number from -1 to 4294967295");
-            }
-            s.sampling.seed = seed < 0 ? LLAMA_DEFAULT_SEED : static_cast<std::uint32_t>(seed);
-            s.evictor.cache.seed = seed < 0 ? 0 : static_cast<std::uint64_t>(seed);
-          },
-          "seed of sampling and of policy random; -1 = a random one")
-      ->type_name("N")
-      ->default_str("-1");
+  add_number(group, "-s,--seed", o.seed, -1, std::numeric_limits<std::uint32_t>::max(),
+             "seed of sampling and of policy random; -1 = a random one");
   SamplingOptions& sampling = s.sampling;
   add_number(group, "--temp,--temperature", sampling.temperature, 0.0f, 100.0f,
              "temperature; 0 = always the likeliest token");
@@ -305,6 +281,10 @@ std::vector<llama_token> prepare(RunOptions& o) {
   if (o.model.empty()) {
     throw std::invalid_argument(
         "no model: give a GGUF file with -m (`make model` prints the path of a small one)");
+  }
+  if (o.seed >= 0) {
+    o.session.sampling.seed = static_cast<std::uint32_t>(o.seed);
+    o.session.evictor.cache.seed = static_cast<std::uint64_t>(o.seed);
   }
   validate(o.session.evictor.cache);
   if (!o.chat && (!o.system.empty() || o.pin_system)) {

@@ -116,6 +116,8 @@ class Policy {
 //   full       evicts nothing
 std::unique_ptr<Policy> make_policy(const CacheConfig& config);
 
+// In the order above.
+std::vector<std::string_view> policy_names();
 bool is_policy_name(std::string_view name);
 // "morphkv, h2o, streaming, random, full"
 std::string policy_names_text();

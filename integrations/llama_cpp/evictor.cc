@@ -1,14 +1,13 @@
 #include "morphkv/llama_cpp/evictor.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstdlib>
 #include <optional>
 #include <utility>
 
 #include "cell_ledger.h"
 #include "kv_store.h"
+#include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/policy.h"
 #include "morphkv/retention.h"
 #include "tensor_tap.h"
@@ -45,13 +44,7 @@ void check_model(const llama_model* model, const CacheConfig& config, bool evict
 
 // The engine makes no context for such a type, and does not say why.
 void require_whole_blocks(const llama_model* model, const std::string& what, ggml_type type) {
-  std::array<char, 64> text{};
-  const auto metadata = [&](const std::string& key) {
-    return llama_model_meta_val_str(model, key.c_str(), text.data(), text.size()) < 0 ? ""
-                                                                                      : text.data();
-  };
-  const std::string architecture = metadata("general.architecture");
-  const int given = std::atoi(metadata(architecture + ".attention." + what + "_length"));
+  const int given = architecture_number(model, "attention." + what + "_length");
   const int heads = llama_model_n_head(model);
   const int dim = given > 0 || heads == 0 ? given : llama_model_n_embd(model) / heads;
   const auto block = static_cast<int>(ggml_blck_size(type));
@@ -111,7 +104,7 @@ class Evictor::Impl {
   void evaluate_one_token(llama_context* context) const;
   void allocate();
   int accept_tokens();
-  void append_rows(std::size_t layer, std::span<const int> cells, Position first_position);
+  void append_rows(std::size_t layer, Position first_position);
   void free_cells(int n);
 
   const llama_model* model_;
@@ -124,15 +117,14 @@ class Evictor::Impl {
 
   std::optional<CellLedger> ledger_;
   std::vector<Layer> layers_;
-  std::size_t swa_bytes_per_cell_ =
-      0;  // of the layers that are not bounded, and how many cells they have
-  int swa_cells_ = 0;
+  std::size_t swa_bytes_per_cell_ = 0;  // of the layers that are not bounded
+  int swa_cells_ = 0;                   // how many cells they have
   std::size_t bytes_allocated_ = 0;
 
   std::optional<Workspace> workspace_;
   KvScratch scratch_;
   std::vector<int> new_cells_;
-  std::vector<int> cells_held_;
+  std::vector<int> cells_held_;  // before the call, and its new ones
   std::vector<QueriesView> queries_;
   std::vector<RowMove> moves_;
   FreePlan plan_;
@@ -261,7 +253,10 @@ void Evictor::Impl::after_decode() {
   const Position first_position = offset();
   const int tokens = accept_tokens();
   if (tokens > 0) {
-    for (std::size_t i = 0; i < layers_.size(); ++i) append_rows(i, new_cells_, first_position);
+    const auto held = layers_.front().retention.keep(0).slots();  // the same in every layer
+    cells_held_.assign(held.begin(), held.end());
+    cells_held_.insert(cells_held_.end(), new_cells_.begin(), new_cells_.end());
+    for (std::size_t i = 0; i < layers_.size(); ++i) append_rows(i, first_position);
     if (policy_->traits().evicts) free_cells(std::max(0, ledger_->rows() - options_.cache.budget));
   }
   tap_.clear_call();
@@ -298,26 +293,20 @@ int Evictor::Impl::accept_tokens() {
   return static_cast<int>(tokens);
 }
 
-void Evictor::Impl::append_rows(std::size_t i, std::span<const int> cells,
-                                Position first_position) {
+void Evictor::Impl::append_rows(std::size_t i, Position first_position) {
   Layer& layer = layers_[i];
   const PolicyTraits traits = policy_->traits();
-  LayerCall call{.slots = cells,
+  LayerCall call{.slots = new_cells_,
                  .first_position = first_position,
                  .keys = {},
                  .queries = {},
                  .scale = layer.tapped.scale,
                  .softcap = layer.tapped.softcap};
-  if (traits.needs_keys) {
-    cells_held_.assign(layer.retention.keep(0).slots().begin(),
-                       layer.retention.keep(0).slots().end());
-    cells_held_.insert(cells_held_.end(), cells.begin(), cells.end());
-    call.keys = layer.store.keys(cells_held_, scratch_);
-  }
+  if (traits.needs_keys) call.keys = layer.store.keys(cells_held_, scratch_);
   queries_.clear();
   if (traits.needs_queries) {
     for (int h = 0; h < layer.tapped.n_head_kv; ++h) {
-      queries_.push_back(tap_.queries(i, h, static_cast<int>(cells.size())));
+      queries_.push_back(tap_.queries(i, h, static_cast<int>(new_cells_.size())));
     }
     call.queries = queries_;
   }

@@ -52,12 +52,6 @@ void require_whole(const std::string& path) {
   }
 }
 
-std::string metadata(const llama_model* model, const std::string& key) {
-  std::array<char, 256> value{};
-  const int length = llama_model_meta_val_str(model, key.c_str(), value.data(), value.size());
-  return length < 0 ? "" : std::string(value.data());
-}
-
 }  // namespace
 
 GgufPtr open_gguf(const std::string& path) {
@@ -95,10 +89,17 @@ ModelPtr load_model(const std::string& path, const LoadOptions& options) {
   return model;
 }
 
+int architecture_number(const llama_model* model, const std::string& name) {
+  std::array<char, 256> text{};
+  const auto value = [&](const std::string& key) -> std::string {
+    return llama_model_meta_val_str(model, key.c_str(), text.data(), text.size()) < 0 ? ""
+                                                                                      : text.data();
+  };
+  return std::atoi(value(value("general.architecture") + "." + name).c_str());
+}
+
 int trained_length(const llama_model* model) {
-  const std::string architecture = metadata(model, "general.architecture");
-  const std::string length = metadata(model, architecture + ".context_length");
-  return length.empty() ? 0 : std::atoi(length.c_str());
+  return architecture_number(model, "context_length");
 }
 
 std::vector<llama_token> tokenize(const llama_model* model, std::string_view text,

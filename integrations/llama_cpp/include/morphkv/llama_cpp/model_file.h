@@ -28,6 +28,10 @@ struct LoadOptions {
 // one that the engine refuses. Returns null only when `progress` ended the loading.
 ModelPtr load_model(const std::string& path, const LoadOptions& options);
 
+// The number under "<architecture>.<name>" in the model's metadata, or 0 when it is not there.
+// Works with vocab_only.
+int architecture_number(const llama_model* model, const std::string& name);
+
 // Length in tokens that the model was trained for, or 0 when the file does not say. Works with
 // vocab_only.
 int trained_length(const llama_model* model);
