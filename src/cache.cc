@@ -67,17 +67,43 @@ MorphKVCache::MorphKVCache(const MorphKVCache& other)
 }
 
 KeysAndValues MorphKVCache::update_and_fetch(const ArrayView& keys, const ArrayView& values) {
-  return update(keys, values, nullptr);
+  return update(keys, values, nullptr, Call::kUpdate);
 }
 
 KeysAndValues MorphKVCache::update_and_fetch(const ArrayView& keys, const ArrayView& values,
                                              const ArrayView& queries) {
-  return update(keys, values, &queries);
+  return update(keys, values, &queries, Call::kUpdate);
+}
+
+KeysAndValues MorphKVCache::extend_and_fetch(const ArrayView& keys, const ArrayView& values) {
+  return update(keys, values, nullptr, Call::kExtend);
+}
+
+KeysAndValues MorphKVCache::extend_and_fetch(const ArrayView& keys, const ArrayView& values,
+                                             const ArrayView& queries) {
+  return update(keys, values, &queries, Call::kExtend);
+}
+
+KeysAndValues MorphKVCache::guide_and_fetch(const ArrayView& keys, const ArrayView& values) {
+  return update(keys, values, nullptr, Call::kGuide);
+}
+
+KeysAndValues MorphKVCache::guide_and_fetch(const ArrayView& keys, const ArrayView& values,
+                                            const ArrayView& queries) {
+  return update(keys, values, &queries, Call::kGuide);
+}
+
+void MorphKVCache::evict() {
+  settle();
+  for (Head& head : state_heads_) head.retention.evict(*workspace_);
 }
 
 // One call: complete the last eviction, take the new rows in, let every head choose its victims.
 KeysAndValues MorphKVCache::update(const ArrayView& keys, const ArrayView& values,
-                                   const ArrayView* queries) {
+                                   const ArrayView* queries, Call call) {
+  if (call == Call::kGuide && !policy_->traits().guided) {
+    refuse("policy '" + std::string(policy_->name()) + "' takes no guide: use policy morphkv");
+  }
   check(keys, values, queries);
   const bool first_call = state_heads_.empty();
   if (first_call) {
@@ -87,10 +113,11 @@ KeysAndValues MorphKVCache::update(const ArrayView& keys, const ArrayView& value
   if (queries != nullptr) group_ = static_cast<int>(queries->shape[1] / heads_);
   settle();
   const int tokens = static_cast<int>(keys.shape[2]);
-  const bool in_blocks = policy_->traits().evicts_per_token && kept() + tokens > usual_capacity();
+  const bool in_blocks = call == Call::kUpdate && policy_->traits().evicts_per_token &&
+                         kept() + tokens > usual_capacity();
   const std::int64_t saturated = saturated_;
   const std::string problem =
-      in_blocks ? read_in_blocks(keys, values) : read_at_once(keys, values, queries);
+      in_blocks ? read_in_blocks(keys, values) : read_at_once(keys, values, queries, call);
   if (problem.empty()) return {view(false), view(true)};
   saturated_ = saturated;
   if (first_call) reset();
@@ -100,7 +127,7 @@ KeysAndValues MorphKVCache::update(const ArrayView& keys, const ArrayView& value
 // The new rows go behind those held. The victims stay where they are until the next call, so that
 // this one can attend to them.
 std::string MorphKVCache::read_at_once(const ArrayView& keys, const ArrayView& values,
-                                       const ArrayView* queries) {
+                                       const ArrayView* queries, Call call) {
   const int tokens = static_cast<int>(keys.shape[2]);
   make_room(tokens);
   for (std::size_t h = 0; h < state_heads_.size(); ++h) {
@@ -109,10 +136,10 @@ std::string MorphKVCache::read_at_once(const ArrayView& keys, const ArrayView& v
         write_new_rows(keys, values, h, row(key_store_, h, slot), row(value_store_, h, slot));
     if (!problem.empty()) return problem;
   }
-  if (!read_queries(queries)) return "the queries contain NaN";
+  if (!read_queries(queries, call)) return "the queries contain NaN";
   visible_rows_ = kept() + tokens;
-  for (std::size_t h = 0; h < state_heads_.size(); ++h) step(h, tokens);
-  offset_ += tokens;
+  for (std::size_t h = 0; h < state_heads_.size(); ++h) step(h, tokens, call);
+  if (call != Call::kGuide) offset_ += tokens;
   return "";
 }
 
@@ -143,7 +170,7 @@ std::string MorphKVCache::read_in_blocks(const ArrayView& keys, const ArrayView&
       std::copy_n(call_keys.data() + from, n * dim_, row(key_store_, h, slot));
       std::copy_n(call_values.data() + from, n * dim_, row(value_store_, h, slot));
     }
-    for (std::size_t h = 0; h < state_heads_.size(); ++h) step(h, n);
+    for (std::size_t h = 0; h < state_heads_.size(); ++h) step(h, n, Call::kUpdate);
     offset_ += n;
     done += n;
     settle();
@@ -259,12 +286,13 @@ std::string MorphKVCache::write_new_rows(const ArrayView& keys, const ArrayView&
   return "";
 }
 
-// The queries that count, as floats: of the last tokens of the call; false on NaN.
-bool MorphKVCache::read_queries(const ArrayView* queries) {
+// The queries that count, as floats: of the last tokens of the call, or all of a guide; false on NaN.
+bool MorphKVCache::read_queries(const ArrayView* queries, Call call) {
   query_tokens_ = 0;
   if (queries == nullptr || !policy_->traits().needs_queries) return true;
   const std::int64_t tokens = queries->shape[2];
-  const std::int64_t asking = policy_->traits().every_query ? tokens : config_.window;
+  const bool all_ask = policy_->traits().every_query || call == Call::kGuide;
+  const std::int64_t asking = all_ask ? tokens : config_.window;
   query_tokens_ = static_cast<int>(std::min(tokens, asking));
   queries_.resize(static_cast<std::size_t>(batch_ * heads_ * query_tokens_ * group_ * dim_));
   float* out = queries_.data();
@@ -279,25 +307,33 @@ bool MorphKVCache::read_queries(const ArrayView* queries) {
   return good;
 }
 
-void MorphKVCache::step(std::size_t h, int tokens) {
+void MorphKVCache::step(std::size_t h, int tokens, Call call) {
   Head& head = state_heads_[h];
   new_slots_.resize(static_cast<std::size_t>(tokens));
   std::iota(new_slots_.begin(), new_slots_.end(), head.start + head.retention.keep().size());
   const std::int64_t row_bytes = dim_ * static_cast<std::int64_t>(sizeof(std::uint16_t));
   const auto head_queries = static_cast<std::size_t>(query_tokens_ * group_ * dim_);
-  head.retention.append({.slots = new_slots_,
-                         .keys = {reinterpret_cast<const std::byte*>(row(key_store_, h, 0)), dtype_,
-                                  row_bytes, static_cast<int>(dim_)},
-                         .queries = {queries_.data() + h * head_queries, group_ * dim_, dim_,
-                                     query_tokens_, group_, static_cast<int>(dim_)},
-                         .scale = 1.0f / std::sqrt(static_cast<float>(dim_))},
-                        offset_, *workspace_);
+  const NewRows rows{.slots = new_slots_,
+                     .keys = {reinterpret_cast<const std::byte*>(row(key_store_, h, 0)), dtype_,
+                              row_bytes, static_cast<int>(dim_)},
+                     .queries = {queries_.data() + h * head_queries, group_ * dim_, dim_,
+                                 query_tokens_, group_, static_cast<int>(dim_)},
+                     .scale = 1.0f / std::sqrt(static_cast<float>(dim_))};
+  switch (call) {
+    case Call::kUpdate:
+      return head.retention.append(rows, offset_, *workspace_);
+    case Call::kExtend:
+      return head.retention.extend(rows, offset_, *workspace_);
+    case Call::kGuide:
+      return head.retention.guide(rows, *workspace_);
+  }
 }
 
 // Carries out the evictions of the last call.
 void MorphKVCache::settle() {
   for (std::size_t h = 0; h < state_heads_.size(); ++h) settle_head(state_heads_[h], h);
-  if (policy_->traits().evicts && capacity_ > usual_capacity()) reallocate(usual_capacity());
+  const bool grown = policy_->traits().evicts && capacity_ > usual_capacity();
+  if (grown && kept() <= config_.budget) reallocate(usual_capacity());
   call_keys_ = {};
   call_values_ = {};
   visible_rows_ = kept();

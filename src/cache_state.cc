@@ -88,6 +88,9 @@ void check_positions(std::span<const Position> held, Position offset, const Cach
 }  // namespace
 
 CacheState MorphKVCache::state() const {
+  require(!policy_->traits().evicts || kept() <= config_.budget,
+          std::to_string(kept()) + " rows per head are held, the budget is " +
+              std::to_string(config_.budget) + ": evict() before you take the state");
   MorphKVCache settled = copy();
   CacheState s{config_, batch_, heads_, dim_, dtype_, offset_, saturated_, positions(), {}, {}, {}};
   const Rows keys = settled.keys();

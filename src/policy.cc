@@ -18,10 +18,43 @@ namespace {
 class WindowHead : public HeadPolicy {
  public:
   WindowHead(const CacheConfig& config, QuerySource source, int max_slots)
-      : fusion_(config.fusion), window_(source, config.window, max_slots) {}
+      : source_(source), fusion_(config.fusion), window_(source, config.window, max_slots) {}
 
   void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
     fuse_window(window_, fusion_, keep, ws.slot_scores, scores);
+  }
+  // Each token of the guide asks as a token of the window would, with its query or its stored key.
+  void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
+                      Workspace& ws) override {
+    const auto held = keep.slots();
+    const auto tokens = static_cast<int>(guide.slots.size());
+    const bool rows_stay = !held.empty() && tokens > 0 && held.back() == guide.slots.back();
+    auto end = std::copy(held.begin(), held.end(), ws.ranks.begin());
+    if (!rows_stay) end = std::copy(guide.slots.begin(), guide.slots.end(), end);
+    const std::span<const int> seen(ws.ranks.begin(), end);
+    const int slot_limit = seen.empty() ? 0 : *std::max_element(seen.begin(), seen.end()) + 1;
+
+    std::fill_n(ws.slot_scores.begin(), slot_limit, 0.0f);
+    const bool keys_ask = source_ == QuerySource::kKeys;
+    const int asking = keys_ask ? tokens : std::min(tokens, guide.queries.tokens);
+    for (int t = tokens - asking; t < tokens; ++t) {
+      AttentionArgs args{.queries = guide.queries,
+                         .token = guide.queries.tokens - tokens + t,
+                         .keys = guide.keys,
+                         .visible_slots = seen.first(seen.size() - (tokens - 1 - t)),
+                         .slot_limit = slot_limit,
+                         .scale = guide.scale,
+                         .softcap = guide.softcap,
+                         .fusion = fusion_};
+      if (keys_ask) {
+        args.queries = key_as_query(guide, t, ws);
+        args.token = 0;
+        args.scale = 1.0f / std::sqrt(static_cast<float>(guide.keys.dim));
+        args.softcap = 0.0f;
+      }
+      add_attention_weights(args, ws.logits, ws.slot_scores.data());
+    }
+    for (int rank = 0; rank < keep.size(); ++rank) scores[rank] = ws.slot_scores[held[rank]];
   }
   void erase(int slot) override { window_.erase(slot); }
   void move(int from, int to) override { window_.move(from, to); }
@@ -36,8 +69,17 @@ class WindowHead : public HeadPolicy {
   }
 
  protected:
+  QuerySource source_;
   Fusion fusion_;
   WindowLogits window_;
+
+ private:
+  static QueriesView key_as_query(const NewRows& rows, int token, Workspace& ws) {
+    const int dim = rows.keys.dim;
+    kernels::to_float(rows.keys.row(rows.slots[static_cast<std::size_t>(token)]), rows.keys.dtype,
+                      dim, ws.queries.data());
+    return {ws.queries.data(), dim, dim, 1, 1, dim};
+  }
 };
 
 // The rule of the reference page: stored keys ask, every row answers, one eviction per token.
@@ -179,13 +221,14 @@ class NamedPolicy final : public Policy {
 std::unique_ptr<Policy> make_morphkv(const CacheConfig& config) {
   if (config.queries == QuerySource::kKeys) {
     return std::make_unique<NamedPolicy>(
-        config, PolicyTraits{.needs_keys = true, .evicts_per_token = true, .pools = true},
+        config, PolicyTraits{
+                    .needs_keys = true, .evicts_per_token = true, .pools = true, .guided = true},
         [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
           return std::make_unique<KeysHead>(c, max_slots);
         });
   }
   return std::make_unique<NamedPolicy>(
-      config, PolicyTraits{.needs_keys = true, .needs_queries = true, .pools = true},
+      config, PolicyTraits{.needs_keys = true, .needs_queries = true, .pools = true, .guided = true},
       [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
         return std::make_unique<AttentionHead>(c, max_slots);
       });

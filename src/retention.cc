@@ -22,6 +22,7 @@ HeadRetention::HeadRetention(const CacheConfig& config, const Policy& policy, He
       max_slots_(max_slots),
       keep_(max_slots),
       policy_(policy.make_head(id, max_slots)) {
+  places_.reserve(static_cast<std::size_t>(max_slots));
   victims_.reserve(static_cast<std::size_t>(max_slots));
 }
 
@@ -31,8 +32,10 @@ HeadRetention::HeadRetention(const HeadRetention& other)
       max_slots_(other.max_slots_),
       keep_(other.keep_),
       policy_(other.policy_->clone()),
+      places_(other.places_),
       victims_(other.victims_) {
   keep_.reserve(max_slots_);
+  places_.reserve(static_cast<std::size_t>(max_slots_));
   victims_.reserve(static_cast<std::size_t>(max_slots_));
 }
 
@@ -43,6 +46,7 @@ bool HeadRetention::load(std::span<const Position> positions, std::span<const fl
   }
   if (!policy_->load(keep, saved)) return false;
   keep_ = std::move(keep);
+  places_.clear();
   victims_.clear();
   return true;
 }
@@ -52,10 +56,39 @@ void HeadRetention::append(const NewRows& rows, Position first_position, Workspa
   const int step = traits_.evicts_per_token ? 1 : tokens;
   victims_.clear();
   for (int first = 0; first < tokens; first += step) {
-    for (int t = first; t < first + step; ++t) keep_.append(rows.slots[t], first_position + t);
-    policy_->append(keep_, rows, first, step, ws);
+    take_in(rows, first, step, first_position, ws);
     evict_to_budget(ws);
   }
+  std::sort(victims_.begin(), victims_.end());
+}
+
+void HeadRetention::extend(const NewRows& rows, Position first_position, Workspace& ws) {
+  const int tokens = static_cast<int>(rows.slots.size());
+  const int step = traits_.evicts_per_token ? 1 : tokens;
+  victims_.clear();
+  for (int first = 0; first < tokens; first += step) {
+    take_in(rows, first, step, first_position, ws);
+  }
+}
+
+void HeadRetention::take_in(const NewRows& rows, int first, int count, Position first_position,
+                            Workspace& ws) {
+  places_.clear();
+  for (int t = first; t < first + count; ++t) keep_.append(rows.slots[t], first_position + t);
+  policy_->append(keep_, rows, first, count, ws);
+}
+
+void HeadRetention::guide(const NewRows& guide, Workspace& ws) {
+  const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(keep_.size()));
+  policy_->score_by_guide(keep_, guide, scores, ws);
+  if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
+  places_.resize(scores.size(), keep_.size());
+  improve_places(scores, ws.ranks, places_);
+}
+
+void HeadRetention::evict(Workspace& ws) {
+  victims_.clear();
+  evict_to_budget(ws);
   std::sort(victims_.begin(), victims_.end());
 }
 
@@ -64,8 +97,14 @@ void HeadRetention::evict_to_budget(Workspace& ws) {
   if (!traits_.evicts || rows <= config_.budget) return;
 
   const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(rows));
-  policy_->score(keep_, scores, ws);
-  if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
+  if (places_.empty()) {
+    policy_->score(keep_, scores, ws);
+    if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
+  } else {
+    std::transform(places_.begin(), places_.end(), scores.begin(),
+                   [](int place) { return -static_cast<float>(place); });
+    places_.clear();
+  }
 
   const auto n_victims = static_cast<std::size_t>(rows - config_.budget);
   const auto ranks = std::span(ws.ranks).first(n_victims);
@@ -99,6 +138,7 @@ void HeadRetention::transfer(std::span<const RowMove> moves, int max_slots) {
   apply_moves(moves);
   if (max_slots < max_slots_) policy_->resize(max_slots);
   keep_.reserve(max_slots);
+  places_.reserve(static_cast<std::size_t>(max_slots));
   victims_ = {};
   victims_.reserve(static_cast<std::size_t>(max_slots));
   max_slots_ = max_slots;
@@ -107,6 +147,7 @@ void HeadRetention::transfer(std::span<const RowMove> moves, int max_slots) {
 void HeadRetention::clear() {
   keep_.clear();
   policy_->clear();
+  places_.clear();
   victims_.clear();
 }
 
@@ -118,15 +159,32 @@ LayerRetention::LayerRetention(const CacheConfig& config, const Policy& policy, 
     heads_.emplace_back(config, policy, HeadId{layer, h}, max_slots);
 }
 
+NewRows LayerRetention::rows_of(const LayerCall& call, std::size_t head) {
+  return {.slots = call.slots,
+          .keys = call.keys.empty() ? RowsView{} : call.keys[head],
+          .queries = call.queries.empty() ? QueriesView{} : call.queries[head],
+          .scale = call.scale,
+          .softcap = call.softcap};
+}
+
 void LayerRetention::append(const LayerCall& call, Workspace& ws) {
   for (std::size_t h = 0; h < heads_.size(); ++h) {
-    heads_[h].append({.slots = call.slots,
-                      .keys = call.keys.empty() ? RowsView{} : call.keys[h],
-                      .queries = call.queries.empty() ? QueriesView{} : call.queries[h],
-                      .scale = call.scale,
-                      .softcap = call.softcap},
-                     call.first_position, ws);
+    heads_[h].append(rows_of(call, h), call.first_position, ws);
   }
+}
+
+void LayerRetention::extend(const LayerCall& call, Workspace& ws) {
+  for (std::size_t h = 0; h < heads_.size(); ++h) {
+    heads_[h].extend(rows_of(call, h), call.first_position, ws);
+  }
+}
+
+void LayerRetention::guide(const LayerCall& call, Workspace& ws) {
+  for (std::size_t h = 0; h < heads_.size(); ++h) heads_[h].guide(rows_of(call, h), ws);
+}
+
+void LayerRetention::evict(Workspace& ws) {
+  for (HeadRetention& head : heads_) head.evict(ws);
 }
 
 void LayerRetention::apply_moves(int head, std::span<const RowMove> moves) {

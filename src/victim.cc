@@ -15,6 +15,14 @@ float comparable(float score) {
   return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
 }
 
+auto leaves_before(std::span<const float> scores) {
+  return [scores](int a, int b) {
+    const float sa = comparable(scores[a]);
+    const float sb = comparable(scores[b]);
+    return sa != sb ? sa < sb : a < b;
+  };
+}
+
 }  // namespace
 
 void choose_victims(std::span<const float> scores, EvictableRanks evictable, std::span<int> scratch,
@@ -28,16 +36,20 @@ void choose_victims(std::span<const float> scores, EvictableRanks evictable, std
     return;
   }
   std::iota(candidates.begin(), candidates.end(), evictable.first);
-  const auto leaves_before = [&](int a, int b) {
-    const float sa = comparable(scores[a]);
-    const float sb = comparable(scores[b]);
-    return sa != sb ? sa < sb : a < b;
-  };
   const auto end = candidates.begin() + static_cast<std::ptrdiff_t>(out.size());
   if (end != candidates.end())
-    std::nth_element(candidates.begin(), end, candidates.end(), leaves_before);
+    std::nth_element(candidates.begin(), end, candidates.end(), leaves_before(scores));
   std::copy(candidates.begin(), end, out.begin());
   std::sort(out.begin(), out.end());
+}
+
+void improve_places(std::span<const float> scores, std::span<int> scratch, std::span<int> places) {
+  const auto order = scratch.first(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.rbegin(), order.rend(), leaves_before(scores));
+  for (int place = 0; place < static_cast<int>(order.size()); ++place) {
+    places[order[place]] = std::min(places[order[place]], place);
+  }
 }
 
 }  // namespace morphkv

@@ -49,7 +49,7 @@ TEST(SessionMemory, IsTheSameAfter600TokensAndAfterThousandsAndTheEngineNeverCom
   };
   EngineLog log;
   SessionCallbacks callbacks;
-  callbacks.on_prompt = [&](int, int) { look(); };
+  callbacks.on_prompt = [&](int, int, int) { look(); };
   callbacks.on_token = [&](llama_token, std::string_view, double) { look(); };
   const SessionResult result = session.run(prose_tokens(5000), callbacks);
   EXPECT_EQ(result.finish_reason, FinishReason::kLength);
@@ -104,7 +104,7 @@ TEST(SessionMemory, AWholePromptOfTheTrainedModelIsCompressedOnceAndItsAnswerGoe
   Session session(test_model(), options);
   int evictions_while_reading = 0;
   SessionCallbacks callbacks;
-  callbacks.on_prompt = [&](int done, int total) {
+  callbacks.on_prompt = [&](int done, int total, int) {
     if (done < total) evictions_while_reading += session.evictor().stats().rows_evicted > 0;
   };
   const SessionResult result = session.run(prose_tokens(350), callbacks);

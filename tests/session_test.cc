@@ -52,7 +52,7 @@ Answer answer_of(Session& session, const Tokens& prompt, std::function<bool()> c
   Answer answer;
   SessionCallbacks callbacks;
   callbacks.on_notice = [&](std::string_view line) { answer.notices.emplace_back(line); };
-  callbacks.on_prompt = [&](int done, int total) {
+  callbacks.on_prompt = [&](int done, int total, int) {
     EXPECT_EQ(total, static_cast<int>(prompt.size()));
     answer.progress.push_back(done);
   };
@@ -233,7 +233,7 @@ TEST(Session, ACancelOfTheTrainedModelTakesEffectWithinOnePieceOfThePrompt) {
   const Tokens prompt = prose_tokens(400);
   int done = 0;
   SessionCallbacks callbacks;
-  callbacks.on_prompt = [&](int n, int) {
+  callbacks.on_prompt = [&](int n, int, int) {
     done = n;
     cancel = n >= 128;
   };
@@ -316,7 +316,7 @@ TEST(Session, WrongSettingsAndAnEmptyPromptAreRefused) {
     };
   };
   Session session(model.get(), small_session(1));
-  expect_invalid([&] { session.run({}, {}); }, "prompt is empty");
+  expect_invalid([&] { session.run(std::span<const llama_token>{}, {}); }, "prompt is empty");
   expect_invalid(with([](auto& o) { o.micro_batch = 0; }), "micro-batch 0");
   expect_invalid(with([](auto& o) { o.threads = -1; }), "threads -1");
   expect_invalid(with([](auto& o) { o.sampling.repeat_penalty = 0.0f; }), "repeat penalty");
@@ -334,7 +334,7 @@ TEST(Session, WhatCannotBeBoundedIsRefusedBeforeAnythingIsRead) {
   Session session(model.get(), options);
   int pieces = 0;
   SessionCallbacks callbacks;
-  callbacks.on_prompt = [&](int, int) { ++pieces; };
+  callbacks.on_prompt = [&](int, int, int) { ++pieces; };
   EXPECT_THROW(session.run(noise_tokens(5, kVocab), callbacks), llama_cpp::Unsupported);
   EXPECT_EQ(pieces, 0);
   const ModelPtr mamba = make_tiny_model({.architecture = "mamba"});

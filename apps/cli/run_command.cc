@@ -149,7 +149,7 @@ void add_cache_options(CLI::App* app, SessionOptions& s, bool& pin_system) {
   for (const std::string_view name : policy_names()) policies.emplace_back(name, name);
   add_choice<std::string>(group, "--policy", c.policy, policies, "which rows to keep");
   add_choice<Prefill>(
-      group, "--prefill", s.prefill, {{"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
+      group, "--prefill", s.prefill, {{"guided", Prefill::kGuided}, {"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
       "prompts beyond the budget: in pieces at constant memory, or whole and then compressed");
   group->add_flag("--pin-system", pin_system, "make the whole system message sinks");
   const std::vector<std::pair<std::string, ggml_type>> types = {
@@ -361,10 +361,11 @@ RunRecord answer(const RunOptions& o, const llama_model* model, std::span<const 
   callbacks.on_notice = [](std::string_view text) {
     std::fprintf(stderr, "note: %.*s\n", static_cast<int>(text.size()), text.data());
   };
-  callbacks.on_prompt = [&](int done, int total) {
+  callbacks.on_prompt = [&](int done, int total, int rows) {
     if (total <= budget) return;
     progress.show("reading", done, total,
-                  std::to_string(done) + " / " + std::to_string(total) + " tokens");
+                  std::to_string(done) + " / " + std::to_string(total) + " tokens, " +
+                      std::to_string(rows) + " rows kept");
     if (done == total) progress.clear();
   };
   callbacks.on_token = [&](llama_token, std::string_view text, double) {

@@ -66,7 +66,9 @@ std::string to_json(const RunRecord& record) {
   json["fuse"] = to_string(c.fusion);
   json["policy"] = c.policy;
   json["queries"] = to_string(c.queries);
-  json["prefill"] = record.options.prefill == llama_cpp::Prefill::kWhole ? "whole" : "stream";
+  json["prefill"] = to_string(record.options.prefill);
+  json["prefill_mode"] = record.result.prefill_mode ? to_string(*record.result.prefill_mode) : "at_once";
+  json["guide_tokens"] = record.result.guide_tokens;
   json["cache_type_k"] = ggml_type_name(record.options.type_k);
   json["cache_type_v"] = ggml_type_name(record.options.type_v);
   json["kv_bytes_kept"] = cache.kv_bytes_kept;
@@ -75,6 +77,7 @@ std::string to_json(const RunRecord& record) {
   json["kv_bytes_full"] = cache.kv_bytes_full;
   json["compression_ratio"] = compression_ratio(cache);
   json["prefill_ms"] = record.result.prefill_ms;
+  json["guide_ms"] = record.result.guide_ms;
   json["decode_ms"] = record.result.decode_ms;
   json["evict_ms"] = record.result.evict_ms;
   json["evict_decode_ms"] = record.result.evict_decode_ms;

@@ -121,6 +121,7 @@ class KVCache {
   virtual void reset() = 0;
   virtual std::unique_ptr<KVCache> clone() const = 0;
 
+  // Throws std::invalid_argument while rows beyond the budget wait for evict().
   virtual CacheState state() const = 0;
   // Throws std::invalid_argument when the state does not fit this cache or itself; the cache is
   // then as it was.
@@ -149,6 +150,25 @@ class MorphKVCache final : public KVCache {
   // multiple of H.
   KeysAndValues update_and_fetch(const ArrayView& keys, const ArrayView& values,
                                  const ArrayView& queries);
+
+  // update_and_fetch() in parts, to read a long prompt with a question in mind: for each piece
+  // extend_and_fetch() it, run the question through the model with guide_and_fetch() in its place,
+  // and evict(). (ARCHITECTURE.md, "guided prefill"; several questions may follow one another.)
+  //
+  // As update_and_fetch(), but nothing is evicted: the rows stay until evict() or update_and_fetch().
+  KeysAndValues extend_and_fetch(const ArrayView& keys, const ArrayView& values);
+  KeysAndValues extend_and_fetch(const ArrayView& keys, const ArrayView& values,
+                                 const ArrayView& queries);
+  // Returns the rows held and the guide's, [B, H, rows + S, D], and lets the guide say which rows
+  // evict() is to keep: by its queries, or its keys with query source kKeys. The guide's own rows,
+  // rotated from offset() on, are gone with the next call; offset() and all else are as before.
+  // Policy morphkv only.
+  KeysAndValues guide_and_fetch(const ArrayView& keys, const ArrayView& values);
+  KeysAndValues guide_and_fetch(const ArrayView& keys, const ArrayView& values,
+                                const ArrayView& queries);
+  // Lets the rows beyond the budget leave: those that the guides since the last extend_and_fetch()
+  // need least, or that the window does when there was none.
+  void evict();
 
   Rows keys() override;
   Rows values() override;
@@ -179,16 +199,19 @@ class MorphKVCache final : public KVCache {
   };
   MorphKVCache(const MorphKVCache& other);
 
-  KeysAndValues update(const ArrayView& keys, const ArrayView& values, const ArrayView* queries);
+  // What becomes of the rows of a call.
+  enum class Call : std::uint8_t { kUpdate, kExtend, kGuide };
+  KeysAndValues update(const ArrayView& keys, const ArrayView& values, const ArrayView* queries,
+                       Call call);
   void check(const ArrayView& keys, const ArrayView& values, const ArrayView* queries) const;
   void set_shape(std::int64_t batch, std::int64_t heads, std::int64_t dim, DType dtype);
   std::string read_at_once(const ArrayView& keys, const ArrayView& values,
-                           const ArrayView* queries);
+                           const ArrayView* queries, Call call);
   std::string read_in_blocks(const ArrayView& keys, const ArrayView& values);
   std::string write_new_rows(const ArrayView& keys, const ArrayView& values, std::size_t head,
                              std::uint16_t* key_rows, std::uint16_t* value_rows);
-  bool read_queries(const ArrayView* queries);
-  void step(std::size_t head, int tokens);
+  bool read_queries(const ArrayView* queries, Call call);
+  void step(std::size_t head, int tokens, Call call);
   void make_room(std::int64_t tokens);
   void reallocate(int capacity);
   void settle();

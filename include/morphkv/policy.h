@@ -25,6 +25,7 @@ struct PolicyTraits {
   bool evicts_per_token =
       false;           // true: one eviction per token; false: all of a call leave at its end
   bool pools = false;  // scores mean importance, so neighbours may lend theirs (config.pool)
+  bool guided = false;  // rows can be scored by a guide (HeadPolicy::score_by_guide)
 };
 
 // Scratch memory that the heads of one thread share, sized once.
@@ -60,6 +61,16 @@ class HeadPolicy {
                       Workspace& workspace) = 0;
   // scores[rank] for every row held; the least one leaves. Higher = keep longer.
   virtual void score(const KeepSet& keep, std::span<float> scores, Workspace& workspace) = 0;
+  // With PolicyTraits::guided. scores[rank] as the tokens of a guide see the rows held, in any unit.
+  // guide.slots [token] are the last slots of `keep`, or slots that are not held and will not be;
+  // each token also sees the guide's tokens up to itself. Changes nothing that is remembered.
+  virtual void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
+                              Workspace& workspace) {
+    static_cast<void>(keep);
+    static_cast<void>(guide);
+    static_cast<void>(scores);
+    static_cast<void>(workspace);
+  }
   // The row in `slot` has left; the row in `from` now lies in `to`.
   virtual void erase(int slot) { static_cast<void>(slot); }
   virtual void move(int from, int to) {

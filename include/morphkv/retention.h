@@ -29,7 +29,15 @@ class HeadRetention {
   // slots as victims().
   void append(const NewRows& rows, Position first_position, Workspace& workspace);
 
-  // Slots given up in the last append(), ascending.
+  // The step in parts, for guided prefill: extend() appends and evicts nothing; guide() lets a guide
+  // rank the rows held (HeadPolicy::score_by_guide) and leaves no trace of its own rows; evict()
+  // lets the excess leave, by the guides since the last extend() if there were any, else as append()
+  // would. Several guides share the budget: a row is worth its best place with any of them.
+  void extend(const NewRows& rows, Position first_position, Workspace& workspace);
+  void guide(const NewRows& guide, Workspace& workspace);
+  void evict(Workspace& workspace);
+
+  // Slots given up in the last append() or evict(), ascending.
   std::span<const int> victims() const { return victims_; }
   // The host has made use of them.
   void forget_victims() { victims_.clear(); }
@@ -50,6 +58,8 @@ class HeadRetention {
 
  private:
   HeadRetention(const HeadRetention& other);
+  void take_in(const NewRows& rows, int first, int count, Position first_position,
+               Workspace& workspace);
   void evict_to_budget(Workspace& workspace);
 
   CacheConfig config_;
@@ -57,6 +67,7 @@ class HeadRetention {
   int max_slots_;
   KeepSet keep_;
   std::unique_ptr<HeadPolicy> policy_;
+  std::vector<int> places_;  // [rank] 0 = best, as the guides see it; empty when none has asked
   std::vector<int> victims_;
 };
 
@@ -79,11 +90,14 @@ class LayerRetention {
                  int max_slots);
 
   // The step. Appends the rows of the call to every head, takes those that leave out of the keep
-  // sets and remembers their slots as victims(). This and apply_moves() are the only steps that
-  // change state.
+  // sets and remembers their slots as victims().
   void append(const LayerCall& call, Workspace& workspace);
+  // The step in parts (HeadRetention).
+  void extend(const LayerCall& call, Workspace& workspace);
+  void guide(const LayerCall& call, Workspace& workspace);
+  void evict(Workspace& workspace);
 
-  // Slots that `head` gave up in the last append(), ascending. Equally many in every head.
+  // Slots that `head` gave up in the last append() or evict(), ascending. Equally many in every head.
   std::span<const int> victims(int head) const { return heads_[head].victims(); }
 
   // Moves that empty the slots `freed` in `head` (plan_row_moves). `freed` ascends, as long as
@@ -104,6 +118,8 @@ class LayerRetention {
   void clear();
 
  private:
+  static NewRows rows_of(const LayerCall& call, std::size_t head);
+
   CacheConfig config_;
   std::vector<HeadRetention> heads_;
 };

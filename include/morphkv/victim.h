@@ -26,4 +26,8 @@ constexpr EvictableRanks evictable_ranks(int rows, int n_sink, int protected_tai
 void choose_victims(std::span<const float> scores, EvictableRanks evictable, std::span<int> scratch,
                     std::span<int> out);
 
+// places[rank] becomes the lower of what it was and the rank's place in the order of `scores`, best
+// first: 0 for the row that choose_victims() would evict last. `scratch` is at least as long.
+void improve_places(std::span<const float> scores, std::span<int> scratch, std::span<int> places);
+
 }  // namespace morphkv

@@ -69,6 +69,10 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
+int bounded_micro_batch(int asked, int budget) {
+  return std::min(asked, std::max(budget, kMinMicroBatch));
+}
+
 class Evictor::Impl {
  public:
   Impl(const llama_model* model, EvictorOptions options)
@@ -79,9 +83,13 @@ class Evictor::Impl {
     check_model(model, options_.cache, policy_->traits().evicts);
   }
 
-  std::string attach(llama_context_params& params, int call_tokens);
+  std::string attach(llama_context_params& params, int call_tokens, int guide_tokens);
   void bind(llama_context* context);
   void after_decode();
+  void hold(int asking);
+  void guide();
+  void evict();
+  bool takes_guides() const { return policy_->traits().guided; }
   void clear();
   std::vector<std::uint8_t> take_rows();
   void put_rows(const std::vector<std::uint8_t>& rows);
@@ -103,9 +111,12 @@ class Evictor::Impl {
   void require_bound(const char* call) const;
   void evaluate_one_token(llama_context* context) const;
   void allocate();
-  int accept_tokens();
-  void append_rows(std::size_t layer, Position first_position);
-  void free_cells(int n);
+  void require_guided() const;
+  bool poisons() const { return options_.poison_freed_rows.value_or(kDebugBuild); }
+  void find_new_cells();
+  LayerCall call_of(std::size_t layer, Position first_position, std::span<const int> slots);
+  void remove_labels(Position first, Position last);
+  void free_cells();
 
   const llama_model* model_;
   EvictorOptions options_;
@@ -125,6 +136,7 @@ class Evictor::Impl {
   KvScratch scratch_;
   std::vector<int> new_cells_;
   std::vector<int> cells_held_;  // before the call, and its new ones
+  std::vector<int> asking_cells_;
   std::vector<QueriesView> queries_;
   std::vector<RowMove> moves_;
   FreePlan plan_;
@@ -132,7 +144,8 @@ class Evictor::Impl {
   double evict_ms_ = 0.0;
 };
 
-std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens) {
+std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens,
+                                  int guide_tokens) {
   if (params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED) {
     throw Unsupported(
         "flash attention is off: V is then stored transposed and queries cannot be read; "
@@ -151,7 +164,7 @@ std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens)
   const int asked =
       static_cast<int>(params.n_ubatch == 0 ? batch : std::min(params.n_ubatch, batch));
   const bool evicts = policy_->traits().evicts;
-  const int micro_batch = evicts ? std::min(asked, std::max(budget, kMinMicroBatch)) : asked;
+  const int micro_batch = evicts ? bounded_micro_batch(asked, budget) : asked;
   if (micro_batch < asked) {
     notice = "micro-batch lowered from " + std::to_string(asked) + " to " +
              std::to_string(micro_batch) + " tokens, to suit a budget of " +
@@ -169,6 +182,7 @@ std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens)
   params.n_seq_max = 1;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.swa_full = false;
+  tap_.keep_queries(std::max(options_.cache.window, guide_tokens));
   tap_.install(params);
   return notice;
 }
@@ -245,26 +259,94 @@ void Evictor::Impl::allocate() {
   new_cells_.reserve(static_cast<std::size_t>(n_cells_));
 }
 
+namespace {
+
+// Adds the time of its life to a sum.
+class Timed {
+ public:
+  explicit Timed(double& sum_ms) : sum_ms_(sum_ms) {}
+  ~Timed() {
+    sum_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - start_).count();
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  double& sum_ms_;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace
+
 // One call of the rule: note the cells of the new tokens, append their rows, and let the excess
 // leave.
 void Evictor::Impl::after_decode() {
   require_bound("after_decode");
-  const auto start = Clock::now();
+  const Timed timed(evict_ms_);
   const Position first_position = offset();
-  const int tokens = accept_tokens();
-  if (tokens > 0) {
-    const auto held = layers_.front().retention.keep(0).slots();  // the same in every layer
-    cells_held_.assign(held.begin(), held.end());
-    cells_held_.insert(cells_held_.end(), new_cells_.begin(), new_cells_.end());
-    for (std::size_t i = 0; i < layers_.size(); ++i) append_rows(i, first_position);
-    if (policy_->traits().evicts) free_cells(std::max(0, ledger_->rows() - options_.cache.budget));
+  find_new_cells();
+  if (!new_cells_.empty()) {
+    for (const int cell : new_cells_) ledger_->append(cell);
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].retention.append(call_of(i, first_position, new_cells_), *workspace_);
+    }
+    free_cells();
   }
   tap_.clear_call();
-  evict_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Takes over the tokens that the engine has kept: all of them, or fewer after an error or an abort.
-int Evictor::Impl::accept_tokens() {
+void Evictor::Impl::hold(int asking) {
+  require_bound("hold");
+  if (asking > 0) require_guided();
+  const Timed timed(evict_ms_);
+  const Position first_position = offset();
+  find_new_cells();
+  if (!new_cells_.empty()) {
+    for (const int cell : new_cells_) ledger_->append(cell);
+    asking_cells_.assign(new_cells_.end() - std::min<std::ptrdiff_t>(asking, std::ssize(new_cells_)),
+                         new_cells_.end());
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      LayerCall call = call_of(i, first_position, new_cells_);
+      layers_[i].retention.extend(call, *workspace_);
+      call.slots = asking_cells_;
+      if (asking > 0) layers_[i].retention.guide(call, *workspace_);
+    }
+  }
+  tap_.clear_call();
+}
+
+void Evictor::Impl::guide() {
+  require_bound("guide");
+  require_guided();
+  const Timed timed(evict_ms_);
+  find_new_cells();
+  if (!new_cells_.empty()) {
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].retention.guide(call_of(i, offset(), new_cells_), *workspace_);
+      if (poisons()) layers_[i].store.poison(new_cells_, kPoison, scratch_);
+    }
+    remove_labels(offset(), offset() + std::ssize(new_cells_));
+  }
+  tap_.clear_call();
+}
+
+void Evictor::Impl::evict() {
+  require_bound("evict");
+  const Timed timed(evict_ms_);
+  for (Layer& layer : layers_) layer.retention.evict(*workspace_);
+  free_cells();
+}
+
+void Evictor::Impl::require_guided() const {
+  if (!takes_guides()) {
+    throw std::invalid_argument("policy '" + options_.cache.policy +
+                                "' takes no guide: use policy morphkv");
+  }
+}
+
+// Notes in new_cells_ where the tokens lie that the engine has kept since the last call: all that
+// were evaluated, or fewer after an error or an abort.
+void Evictor::Impl::find_new_cells() {
   llama_synchronize(context_);
   const llama_pos newest = llama_memory_seq_pos_max(llama_get_memory(context_), kSequence);
   const Position tokens = newest + 1 - offset();
@@ -289,20 +371,25 @@ int Evictor::Impl::accept_tokens() {
     }
     new_cells_.push_back(cell);
   }
-  for (const int cell : new_cells_) ledger_->append(cell);
-  return static_cast<int>(tokens);
 }
 
-void Evictor::Impl::append_rows(std::size_t i, Position first_position) {
+// What the new tokens bring to one layer, those in `slots` its rows; the rows held are readable too.
+LayerCall Evictor::Impl::call_of(std::size_t i, Position first_position,
+                                 std::span<const int> slots) {
   Layer& layer = layers_[i];
   const PolicyTraits traits = policy_->traits();
-  LayerCall call{.slots = new_cells_,
+  LayerCall call{.slots = slots,
                  .first_position = first_position,
                  .keys = {},
                  .queries = {},
                  .scale = layer.tapped.scale,
                  .softcap = layer.tapped.softcap};
-  if (traits.needs_keys) call.keys = layer.store.keys(cells_held_, scratch_);
+  if (traits.needs_keys) {
+    const auto held = layer.retention.keep(0).slots();
+    cells_held_.assign(held.begin(), held.end());
+    cells_held_.insert(cells_held_.end(), new_cells_.begin(), new_cells_.end());
+    call.keys = layer.store.keys(cells_held_, scratch_);
+  }
   queries_.clear();
   if (traits.needs_queries) {
     for (int h = 0; h < layer.tapped.n_head_kv; ++h) {
@@ -310,10 +397,20 @@ void Evictor::Impl::append_rows(std::size_t i, Position first_position) {
     }
     call.queries = queries_;
   }
-  layer.retention.append(call, *workspace_);
+  return call;
 }
 
-void Evictor::Impl::free_cells(int n) {
+void Evictor::Impl::remove_labels(Position first, Position last) {
+  if (!llama_memory_seq_rm(llama_get_memory(context_), kSequence, static_cast<llama_pos>(first),
+                           static_cast<llama_pos>(last))) {
+    throw EngineError("llama_memory_seq_rm refused positions " + std::to_string(first) + " to " +
+                      std::to_string(last - 1));
+  }
+}
+
+// Empties as many cells as the heads have given up rows, and gives them back to the engine.
+void Evictor::Impl::free_cells() {
+  const int n = static_cast<int>(layers_.front().retention.victims(0).size());
   if (n == 0) return;
   ledger_->plan_free(n, plan_);
   for (Layer& layer : layers_) {
@@ -323,15 +420,9 @@ void Evictor::Impl::free_cells(int n) {
       layer.store.apply(h, moves, scratch_);
       layer.retention.apply_moves(h, moves);
     }
-    if (options_.poison_freed_rows.value_or(kDebugBuild))
-      layer.store.poison(plan_.cells, kPoison, scratch_);
+    if (poisons()) layer.store.poison(plan_.cells, kPoison, scratch_);
   }
-  if (!llama_memory_seq_rm(llama_get_memory(context_), kSequence,
-                           static_cast<llama_pos>(plan_.first),
-                           static_cast<llama_pos>(plan_.last))) {
-    throw EngineError("llama_memory_seq_rm refused positions " + std::to_string(plan_.first) +
-                      " to " + std::to_string(plan_.last - 1));
-  }
+  remove_labels(plan_.first, plan_.last);
   ledger_->free(plan_);
   rows_evicted_ += n;
 }
@@ -420,11 +511,15 @@ Evictor::~Evictor() = default;
 Evictor::Evictor(Evictor&&) noexcept = default;
 Evictor& Evictor::operator=(Evictor&&) noexcept = default;
 
-std::string Evictor::attach(llama_context_params& params, int call_tokens) {
-  return impl_->attach(params, call_tokens);
+std::string Evictor::attach(llama_context_params& params, int call_tokens, int guide_tokens) {
+  return impl_->attach(params, call_tokens, guide_tokens);
 }
 void Evictor::bind(llama_context* context) { impl_->bind(context); }
 void Evictor::after_decode() { impl_->after_decode(); }
+void Evictor::hold(int asking) { impl_->hold(asking); }
+void Evictor::guide() { impl_->guide(); }
+void Evictor::evict() { impl_->evict(); }
+bool Evictor::takes_guides() const { return impl_->takes_guides(); }
 void Evictor::clear() { impl_->clear(); }
 std::vector<std::uint8_t> Evictor::take_rows() { return impl_->take_rows(); }
 void Evictor::put_rows(const std::vector<std::uint8_t>& rows) { impl_->put_rows(rows); }

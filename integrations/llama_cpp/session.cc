@@ -81,6 +81,18 @@ std::string_view to_string(FinishReason reason) {
   return "";
 }
 
+std::string_view to_string(Prefill prefill) {
+  switch (prefill) {
+    case Prefill::kGuided:
+      return "guided";
+    case Prefill::kStream:
+      return "stream";
+    case Prefill::kWhole:
+      return "whole";
+  }
+  return "";
+}
+
 void require_within_training(std::size_t prompt_tokens, int trained_length) {
   if (trained_length <= 0 || prompt_tokens <= static_cast<std::size_t>(trained_length)) return;
   throw std::invalid_argument("the prompt has " + std::to_string(prompt_tokens) +
@@ -102,14 +114,27 @@ Session::Session(const llama_model* model, const SessionOptions& options)
 
 Session::~Session() = default;
 
-SessionResult Session::run(std::span<const llama_token> prompt, const SessionCallbacks& callbacks) {
-  if (prompt.empty()) throw std::invalid_argument("the prompt is empty: give at least one token");
-  if (!options_.allow_past_training) require_within_training(prompt.size(), trained_length_);
+SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbacks) {
+  if (prompt.tokens.empty())
+    throw std::invalid_argument("the prompt is empty: give at least one token");
+  if (!options_.allow_past_training) require_within_training(prompt.tokens.size(), trained_length_);
   active_ = &callbacks;
-  const int tokens = static_cast<int>(prompt.size());
+  const int tokens = static_cast<int>(prompt.tokens.size());
+  const int budget = options_.evictor.cache.budget;
   const bool full = options_.evictor.cache.policy == "full";
-  const bool whole = options_.prefill == Prefill::kWhole && tokens > options_.evictor.cache.budget;
-  int call_tokens = whole ? tokens - options_.evictor.cache.budget : 0;
+  SessionResult result;
+  if (tokens > budget && !full) result.prefill_mode = options_.prefill;
+  if (result.prefill_mode == Prefill::kGuided && !evictor_.takes_guides()) {
+    result.prefill_mode = Prefill::kStream;
+  }
+  int call_tokens = 0;
+  if (result.prefill_mode == Prefill::kGuided) {
+    call_tokens = plan_guides(prompt);
+    result.guide_tokens = tail_;
+    for (const auto& guide : prompt.guides) result.guide_tokens += static_cast<int>(guide.size());
+  }
+  const bool whole = result.prefill_mode == Prefill::kWhole;
+  if (whole) call_tokens = tokens - budget;
   if (full) {
     std::int64_t most = std::int64_t{tokens} + token_limit();
     const bool ends_at_trained = trained_length_ > 0 && !options_.allow_past_training;
@@ -124,10 +149,12 @@ SessionResult Session::run(std::span<const llama_token> prompt, const SessionCal
   const std::string notice = make_context(call_tokens);
   if (!notice.empty() && callbacks.on_notice) callbacks.on_notice(notice);
 
-  SessionResult result;
   const Stopwatch prefill;
-  bool going = read_prompt(prompt, callbacks);
-  if (going && whole && !full) move_to_small_context();
+  const bool guided = result.prefill_mode == Prefill::kGuided;
+  const bool going =
+      guided ? read_guided(prompt, callbacks) : read_prompt(prompt.tokens, callbacks);
+  if (going && whole) move_to_small_context();
+  result.guide_ms = guide_ms_;
   result.prefill_ms = prefill.ms();
   result.prompt_tokens = static_cast<int>(evictor_.offset());
 
@@ -141,6 +168,29 @@ SessionResult Session::run(std::span<const llama_token> prompt, const SessionCal
   result.kv_bytes_peak = kv_bytes_peak_;
   active_ = nullptr;
   return result;
+}
+
+// Sizes of guided reading. A piece and its guide fill one micro-batch, or the piece half of it.
+// Returns the most tokens between two evictions.
+int Session::plan_guides(const Prompt& prompt) {
+  const int micro_batch =
+      bounded_micro_batch(options_.micro_batch, options_.evictor.cache.budget);
+  const int usual = std::min(kGuideTokens, std::max(1, micro_batch / 8));
+  const auto question = static_cast<int>(prompt.tokens.size() - prompt.question);
+  tail_ = std::clamp(options_.guide > 0 ? options_.guide : usual, 1, std::min(question, micro_batch));
+  int longest = prompt.guides.empty() ? tail_ : 0;
+  for (const auto& guide : prompt.guides) {
+    if (guide.empty()) throw std::invalid_argument("a guide is empty: give at least one token");
+    if (guide.size() > static_cast<std::size_t>(micro_batch)) {
+      throw std::invalid_argument("a guide has " + std::to_string(guide.size()) +
+                                  " tokens, the limit is one micro-batch of " +
+                                  std::to_string(micro_batch) + ": shorten it");
+    }
+    longest = std::max(longest, static_cast<int>(guide.size()));
+  }
+  piece_ = std::max(micro_batch - longest, (micro_batch + 1) / 2);
+  most_asking_ = std::max(longest, tail_);
+  return piece_ + longest;
 }
 
 std::string Session::make_context(int call_tokens) {
@@ -162,7 +212,7 @@ std::string Session::make_context(int call_tokens) {
     const auto* callbacks = static_cast<Session*>(self)->active_;
     return callbacks != nullptr && callbacks->cancelled && callbacks->cancelled();
   };
-  std::string notice = evictor_.attach(params, call_tokens);
+  std::string notice = evictor_.attach(params, call_tokens, most_asking_);
   context_.reset(llama_init_from_model(const_cast<llama_model*>(model_), params));
   if (!context_) {
     throw EngineError("llama.cpp could not make a context of " + std::to_string(params.n_ctx) +
@@ -184,19 +234,61 @@ void Session::move_to_small_context() {
 }
 
 bool Session::read_prompt(std::span<const llama_token> prompt, const SessionCallbacks& callbacks) {
-  const bool evict_between = options_.prefill == Prefill::kStream;
+  const bool evict_between = options_.prefill != Prefill::kWhole;
   const std::size_t piece = llama_n_ubatch(context_.get());
   const int total = static_cast<int>(prompt.size());
   for (std::size_t done = 0; done < prompt.size();) {
-    if (callbacks.on_prompt) callbacks.on_prompt(static_cast<int>(done), total);
+    if (callbacks.on_prompt) {
+      callbacks.on_prompt(static_cast<int>(done), total, evictor_.stats().rows_kept);
+    }
     const std::size_t n = std::min(piece, prompt.size() - done);
     const bool going = decode(prompt.subspan(done, n));
     done += n;
     if (evict_between || done == prompt.size() || !going) evictor_.after_decode();
     if (!going) return false;
   }
-  if (callbacks.on_prompt) callbacks.on_prompt(total, total);
+  if (callbacks.on_prompt) callbacks.on_prompt(total, total, evictor_.stats().rows_kept);
   return true;
+}
+
+// Piece by piece: evaluate, let the guides say which rows matter, evict. At the end of the prompt its
+// own tokens ask.
+bool Session::read_guided(const Prompt& prompt, const SessionCallbacks& callbacks) {
+  const int total = static_cast<int>(prompt.tokens.size());
+  const std::vector<std::vector<llama_token>> own_end = {
+      {prompt.tokens.end() - tail_, prompt.tokens.end()}};
+  const auto& guides = prompt.guides.empty() ? own_end : prompt.guides;
+  const auto report = [&](int done) {
+    if (callbacks.on_prompt) callbacks.on_prompt(done, total, evictor_.stats().rows_kept);
+  };
+  for (int done = 0; done < total;) {
+    report(done);
+    const int rest = total - done;
+    int n = std::min(piece_, rest);
+    if (n < rest && rest - n < tail_) n = std::max(1, rest - tail_);  // the tail stays together
+    const bool last = n == rest;
+    bool going = last ? decode(prompt.tokens.subspan(done, n)) : evaluate(prompt.tokens.subspan(done, n));
+    done += n;
+    evictor_.hold(last ? tail_ : 0);
+    const bool asks = evictor_.stats().rows_kept > options_.evictor.cache.budget &&
+                      !(last && prompt.guides.empty());
+    if (going && asks) going = ask_guides(guides);
+    evictor_.evict();
+    if (!going) return false;
+  }
+  report(total);
+  return true;
+}
+
+bool Session::ask_guides(std::span<const std::vector<llama_token>> guides) {
+  const Stopwatch watch;
+  bool going = true;
+  for (std::size_t i = 0; i < guides.size() && going; ++i) {
+    going = evaluate(guides[i]);
+    evictor_.guide();
+  }
+  guide_ms_ += watch.ms();
+  return going;
 }
 
 FinishReason Session::generate(const SessionCallbacks& callbacks, SessionResult& result) {
@@ -220,17 +312,22 @@ FinishReason Session::generate(const SessionCallbacks& callbacks, SessionResult&
   return FinishReason::kLength;
 }
 
-// False if the work was cancelled.
+// Evaluates the tokens and takes over the logits that follow. False if the work was cancelled.
 bool Session::decode(std::span<const llama_token> tokens) {
+  if (!evaluate(tokens)) return false;
+  const float* logits = llama_get_logits_ith(context_.get(), -1);
+  if (logits == nullptr) throw EngineError("llama.cpp gave no logits");
+  std::copy_n(logits, logits_.size(), logits_.begin());
+  return true;
+}
+
+bool Session::evaluate(std::span<const llama_token> tokens) {
   // The engine's batch is not const, it does not write to the tokens.
   const llama_batch batch = llama_batch_get_one(const_cast<llama_token*>(tokens.data()),
                                                 static_cast<std::int32_t>(tokens.size()));
   const int status = llama_decode(context_.get(), batch);
   if (status == 2) return false;
   if (status != 0) throw EngineError("llama_decode failed with status " + std::to_string(status));
-  const float* logits = llama_get_logits_ith(context_.get(), -1);
-  if (logits == nullptr) throw EngineError("llama.cpp gave no logits");
-  std::copy_n(logits, logits_.size(), logits_.begin());
   return !(active_->cancelled && active_->cancelled());
 }
 

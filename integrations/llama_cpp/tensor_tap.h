@@ -1,6 +1,6 @@
 // Listens to the engine's graph (llama_context_params::cb_eval): finds each layer's K and V
 // tensors, notes the cells that the tokens were written to, and copies the queries of the last
-// `window` tokens. Names and shapes that it relies on are pinned by tests/llama_contract_test.cc.
+// tokens. Names and shapes that it relies on are pinned by tests/llama_contract_test.cc.
 #pragma once
 
 #include <ggml-backend.h>
@@ -33,6 +33,8 @@ struct TappedLayer {
 class TensorTap {
  public:
   explicit TensorTap(int window) : window_(window) {}
+  // Copy the queries of so many tokens. Before bind().
+  void keep_queries(int window) { window_ = window; }
   TensorTap(const TensorTap&) = delete;
   TensorTap& operator=(const TensorTap&) = delete;
 

@@ -39,15 +39,20 @@ struct CopiedRows {
   nb::object to(const ArrayKind& kind) && { return kind.halves(std::move(data), shape, dtype); }
 };
 
-nb::tuple update_and_fetch(PythonCache& self, nb::handle keys, nb::handle values,
-                           nb::handle queries) {
+using Fetch = KeysAndValues (MorphKVCache::*)(const ArrayView&, const ArrayView&);
+using FetchAsked = KeysAndValues (MorphKVCache::*)(const ArrayView&, const ArrayView&,
+                                                   const ArrayView&);
+
+// A call that brings rows and returns rows, without and with queries.
+template <Fetch plain, FetchAsked asked>
+nb::tuple fetch(PythonCache& self, nb::handle keys, nb::handle values, nb::handle queries) {
   const InputArray k = read_array(keys, "keys");
   const InputArray v = read_array(values, "values");
   std::optional<InputArray> q;
   if (!queries.is_none()) q = read_array(queries, "queries");
   auto [key_rows, value_rows] = self.locked([&](MorphKVCache& cache) {
-    const KeysAndValues rows = q ? cache.update_and_fetch(k.view, v.view, q->view)
-                                 : cache.update_and_fetch(k.view, v.view);
+    const KeysAndValues rows =
+        q ? (cache.*asked)(k.view, v.view, q->view) : (cache.*plain)(k.view, v.view);
     std::pair out{CopiedRows(rows.keys), CopiedRows(rows.values)};
     static_cast<void>(cache.keys());  // evicts now, so that memory at rest is the budget's
     return out;
@@ -189,7 +194,9 @@ void bind_work(Class& c) {
          new (self) PythonCache(config_or_default(config), layer);
        },
        "config"_a.none() = nb::none(), "layer"_a = 0)
-      .def("update_and_fetch", &update_and_fetch, "keys"_a, "values"_a,
+      .def("update_and_fetch",
+           &fetch<&MorphKVCache::update_and_fetch, &MorphKVCache::update_and_fetch>, "keys"_a,
+           "values"_a,
            "queries"_a.none() = nb::none(),
            nb::sig("def update_and_fetch(self, keys: ArrayT, values: ArrayT, "
                    "queries: ArrayT | None = None) -> tuple[ArrayT, ArrayT]"),
@@ -198,6 +205,28 @@ void bind_work(Class& c) {
            "kind of `keys`. Eviction changes only what is kept for the next call.\n\n"
            "`queries` [B, Hq, S, D]: for query source 'attention'. TypeError for what is no float "
            "array, ValueError for shapes that do not fit and for NaN; the cache is then unchanged.")
+      .def("extend_and_fetch",
+           &fetch<&MorphKVCache::extend_and_fetch, &MorphKVCache::extend_and_fetch>, "keys"_a,
+           "values"_a, "queries"_a.none() = nb::none(),
+           nb::sig("def extend_and_fetch(self, keys: ArrayT, values: ArrayT, "
+                   "queries: ArrayT | None = None) -> tuple[ArrayT, ArrayT]"),
+           "As update_and_fetch, but nothing is evicted: the rows stay until evict() or "
+           "update_and_fetch(). To read a long prompt with a question in mind: extend_and_fetch() "
+           "a piece, run the question through the model with guide_and_fetch() in its place, "
+           "evict(), and so on.")
+      .def("guide_and_fetch",
+           &fetch<&MorphKVCache::guide_and_fetch, &MorphKVCache::guide_and_fetch>, "keys"_a,
+           "values"_a, "queries"_a.none() = nb::none(),
+           nb::sig("def guide_and_fetch(self, keys: ArrayT, values: ArrayT, "
+                   "queries: ArrayT | None = None) -> tuple[ArrayT, ArrayT]"),
+           "Returns the rows held and the guide's, [B, H, rows + S, D], and lets the guide say "
+           "which rows evict() is to keep: by its queries, or its keys with query source 'keys'. "
+           "The guide's rows, rotated from `offset` on, leave no trace. Several guides share the "
+           "budget. ValueError for a policy other than 'morphkv'.")
+      .def(
+          "evict", [](PythonCache& self) { self.locked([](auto& cache) { cache.evict(); }); },
+          "Lets the rows beyond the budget leave: those that the guides since the last "
+          "extend_and_fetch() need least, or that the window does when there was none.")
       .def("make_mask", &make_mask, "n"_a, "window_size"_a.none() = nb::none(),
            nb::sig("def make_mask(self, n: int, window_size: int | None = None) -> typing.Any"),
            "Mask for the next call of n tokens over the rows that it will return, True = may see: "

@@ -46,6 +46,10 @@ struct EvictorOptions {
   std::optional<bool> poison_freed_rows = std::nullopt;
 };
 
+// The micro-batch that attach() settles on, when `asked` tokens are asked for: it never outweighs the
+// budget.
+int bounded_micro_batch(int asked, int budget);
+
 struct EvictorStats {
   std::int64_t tokens_seen = 0;
   int rows_kept = 0;                   // per KV head, as measured
@@ -53,7 +57,7 @@ struct EvictorStats {
   std::size_t kv_bytes_kept = 0;       // K and V of the rows held, all layers and heads
   std::size_t kv_bytes_allocated = 0;  // K and V tensors of the engine
   std::size_t kv_bytes_full = 0;       // K and V if every token were kept
-  double evict_ms = 0.0;               // time spent in after_decode()
+  double evict_ms = 0.0;               // time spent in after_decode() and its parts
 };
 
 // What a KV head of one layer holds, for tests and tools.
@@ -73,12 +77,13 @@ class Evictor {
 
   // Sets what eviction depends on: n_ctx = budget + max(n_ubatch, call_tokens), n_batch, flash
   // attention on, one sequence, sliding windows in their own cells, and cb_eval (one that is
-  // already set is called too). n_ubatch is lowered to max(budget, 32). `call_tokens`: most tokens
+  // already set is called too). n_ubatch is lowered to bounded_micro_batch(). `call_tokens`: most tokens
   // between two calls of after_decode(); 0 = n_ubatch. With policy full nothing leaves, and
-  // call_tokens is the most tokens there will ever be. Returns one line for the user if it had to
+  // call_tokens is the most tokens there will ever be. `guide_tokens`: most tokens that ask at once
+  // as a guide (hold(), guide()). Returns one line for the user if it had to
   // change something the user chose, else "". Throws Unsupported for settings that exclude
   // eviction.
-  std::string attach(llama_context_params& params, int call_tokens = 0);
+  std::string attach(llama_context_params& params, int call_tokens = 0, int guide_tokens = 0);
 
   // Finds the tensors by evaluating one token, clears the memory, allocates. Throws Unsupported,
   // EngineError.
@@ -88,6 +93,18 @@ class Evictor {
   // then evicts down to the budget. Tokens of several llama_decode() calls count as one call of the
   // rule. Throws EngineError.
   void after_decode();
+
+  // after_decode() in parts, for guided prefill: hold() takes the new tokens over and evicts
+  // nothing; then any number of guides, each evaluated with llama_decode() at the following
+  // positions and ended with guide(), which lets its queries rank the rows held and removes it from
+  // the engine without a trace; then evict(), down to the budget. With asking > 0 the last `asking`
+  // tokens taken over rank the rows like a guide, and stay. Rows and guide must fit into n_ctx:
+  // attach() with call_tokens. Throw EngineError, std::invalid_argument for a policy that takes no
+  // guide.
+  void hold(int asking = 0);
+  void guide();
+  void evict();
+  bool takes_guides() const;
 
   // Forgets all tokens, in the engine as well.
   void clear();

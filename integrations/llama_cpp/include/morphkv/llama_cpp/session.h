@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,10 +18,13 @@ namespace morphkv::llama_cpp {
 
 // How a prompt longer than the budget is read.
 enum class Prefill : std::uint8_t {
-  kStream,  // in micro-batches, evicting in between: memory stays at budget + one micro-batch
+  kGuided,  // in pieces; after each, a guide (the prompt's end, or other texts) says which rows
+            // matter: memory stays at budget + one micro-batch. Policies that take no guide stream
+  kStream,  // in pieces, scored by the last tokens of each: the same memory, the question unknown
   kWhole,   // whole into a larger cache, compressed once at its end (the paper's way), the larger
             // cache then freed
 };
+std::string_view to_string(Prefill prefill);
 
 struct SamplingOptions {
   std::uint32_t seed = LLAMA_DEFAULT_SEED;  // LLAMA_DEFAULT_SEED = a random one
@@ -34,7 +38,10 @@ struct SamplingOptions {
 
 struct SessionOptions {
   EvictorOptions evictor;
-  Prefill prefill = Prefill::kStream;
+  Prefill prefill = Prefill::kGuided;
+  // Tokens at the prompt's end that are its guide; 0 = kGuideTokens, less where that would cost more
+  // than an eighth of a micro-batch.
+  int guide = 0;
   SamplingOptions sampling;
   int max_tokens =
       -1;  // tokens to generate; negative: until the model ends, the trained length or kTokenCap
@@ -47,8 +54,20 @@ struct SessionOptions {
   bool flash_attention = true;
 };
 
+inline constexpr int kGuideTokens = 24;
+
 // There is always an end: this many tokens when neither a limit nor the trained length gives one.
 inline constexpr int kTokenCap = 32768;
+
+// What is read before the answer.
+struct Prompt {
+  std::span<const llama_token> tokens;
+  // Texts that guide Prefill::kGuided, each at most one micro-batch long; they are not part of the
+  // prompt and share the budget. Empty: the prompt's own last tokens.
+  std::vector<std::vector<llama_token>> guides = {};
+  // Where the newest question begins: the prompt's own guide does not reach back beyond it.
+  std::size_t question = 0;
+};
 
 enum class FinishReason : std::uint8_t { kStop, kLength, kTrainedLength, kInterrupted };
 std::string_view to_string(FinishReason reason);
@@ -56,8 +75,8 @@ std::string_view to_string(FinishReason reason);
 struct SessionCallbacks {
   // One line for the user: a setting had to be changed.
   std::function<void(std::string_view)> on_notice;
-  // Tokens of the prompt read so far, and all of them.
-  std::function<void(int done, int total)> on_prompt;
+  // Tokens of the prompt read so far, all of them, and the rows that a KV head holds of them.
+  std::function<void(int done, int total, int rows)> on_prompt;
   // A new token, its text (may end within a UTF-8 character), and the milliseconds its decode step
   // took.
   std::function<void(llama_token token, std::string_view text, double ms)> on_token;
@@ -69,6 +88,10 @@ struct SessionResult {
   FinishReason finish_reason = FinishReason::kStop;
   int prompt_tokens = 0;
   int generated_tokens = 0;
+  // How the prompt was read; nothing when it fitted into the budget.
+  std::optional<Prefill> prefill_mode = std::nullopt;
+  int guide_tokens = 0;           // of all guides together; 0 when none was needed
+  double guide_ms = 0.0;          // evaluating and asking them, part of prefill_ms
   double prefill_ms = 0.0;        // eviction included
   double decode_ms = 0.0;         // eviction included
   double evict_ms = 0.0;          // in the prompt and in decoding
@@ -92,17 +115,24 @@ class Session {
 
   // Reads the prompt and generates. Once per session. Throws std::invalid_argument for an empty
   // prompt or one beyond the trained length, EngineError when the engine fails.
-  SessionResult run(std::span<const llama_token> prompt, const SessionCallbacks& callbacks);
+  SessionResult run(const Prompt& prompt, const SessionCallbacks& callbacks);
+  SessionResult run(std::span<const llama_token> tokens, const SessionCallbacks& callbacks) {
+    return run(Prompt{.tokens = tokens}, callbacks);
+  }
 
   const Evictor& evictor() const { return evictor_; }
   llama_context* context() const { return context_.get(); }
 
  private:
+  int plan_guides(const Prompt& prompt);
   std::string make_context(int call_tokens);
   void move_to_small_context();
   bool read_prompt(std::span<const llama_token> prompt, const SessionCallbacks& callbacks);
+  bool read_guided(const Prompt& prompt, const SessionCallbacks& callbacks);
+  bool ask_guides(std::span<const std::vector<llama_token>> guides);
   FinishReason generate(const SessionCallbacks& callbacks, SessionResult& result);
   bool decode(std::span<const llama_token> tokens);
+  bool evaluate(std::span<const llama_token> tokens);
   llama_token sample();
   int token_limit() const;
 
@@ -116,6 +146,12 @@ class Session {
   std::vector<llama_token_data> candidates_;
   const SessionCallbacks* active_ = nullptr;  // for the engine's abort callback
   std::size_t kv_bytes_peak_ = 0;
+  // Of a guided prompt: tokens of a piece, its last tokens that ask, most that ask at once, what the
+  // guides cost.
+  int piece_ = 0;
+  int tail_ = 0;
+  int most_asking_ = 0;
+  double guide_ms_ = 0.0;
 };
 
 }  // namespace morphkv::llama_cpp
