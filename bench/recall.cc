@@ -2,10 +2,12 @@
 // at the end, the same prompts for every arm. One line of JSON per answer, appended; a run goes on
 // where the last one ended. bench/recall_table.py sums them up.
 //
-// A text: `--tokens` of prose (tests/prose.h) with `--facts` sentences "The code of the blue locker is
-// 4817." at evenly spread depths; a single one lies at another depth in each text. The question: "What
-// is the code of the blue locker?", and the beginning of the answer. Greedy.
-// An answer is right when the whole code is; `tokens_right` counts its tokens (a space, four digits).
+// A text: `--tokens` of prose (tests/prose.h) with `--facts` sentences "The code of the blue locker
+// is 4817." at evenly spread depths; a single one lies at another depth in each text. The question:
+// "What is the code of the blue locker?", and the beginning of the answer. Greedy. The wording was
+// chosen with the full cache alone: of six, the one with which it finds eight of eight in text 0.
+// An answer is right when the whole code is; `tokens_right` counts its tokens (a space, four
+// digits).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -34,8 +36,8 @@ using Json = nlohmann::ordered_json;
 using test::Prose;
 using test::Sentences;
 
-constexpr std::array kColours = {"blue",  "red",   "green",  "yellow", "black",
-                                 "white", "brown", "purple", "orange", "grey"};
+constexpr std::array kThings = {"blue locker", "garden gate", "wine cellar", "post box",
+                                "boat house",  "bank safe",   "school bell", "bicycle shed"};
 constexpr int kAnswerTokens = 8;
 
 struct Task {
@@ -79,15 +81,16 @@ Question question_of(const llama_model* model, const Task& task, int document, i
   for (int f = task.facts - 1; f >= 0; --f) {
     // One fact: its depth runs through the texts. Several: they are spread over each.
     const double depth = task.facts == 1 ? (document % 24 + 0.5) / 24.0 : (f + 0.5) / task.facts;
-    const std::string colour = kColours[static_cast<std::size_t>(f) % kColours.size()];
+    const std::string thing =
+        kThings[static_cast<std::size_t>(task.facts == 1 ? document : f) % kThings.size()];
     const std::string code = code_of(document, f);
     text.insert(text.begin() + static_cast<std::ptrdiff_t>(depth * sentences),
-                "The code of the " + colour + " locker is " + code + ".");
+                "The code of the " + thing + " is " + code + ".");
     if (f != q % task.facts) continue;
     asked.code = code;
     asked.depth = depth;
-    asked.question = "Question: What is the code of the " + colour +
-                     " locker?\nAnswer: The code of the " + colour + " locker is";
+    asked.question = "Question: What is the code of the " + thing + "?\nAnswer: The code of the " +
+                     thing + " is";
   }
   asked.text = test::join(text);
   return asked;
@@ -130,9 +133,12 @@ Arm arm_of(const std::string& spec) {
     const std::string key = word.substr(0, word.find('='));
     const int value = std::stoi(word.substr(word.find('=') + 1));
     const std::map<std::string, int*> numbers = {
-        {"budget", &o.evictor.cache.budget}, {"pool", &o.evictor.cache.pool},
-        {"window", &o.evictor.cache.window}, {"recent", &o.evictor.cache.recent},
-        {"guide", &o.guide},                 {"ubatch", &o.micro_batch},
+        {"budget", &o.evictor.cache.budget},
+        {"pool", &o.evictor.cache.pool},
+        {"window", &o.evictor.cache.window},
+        {"recent", &o.evictor.cache.recent},
+        {"guide", &o.guide},
+        {"ubatch", &o.micro_batch},
     };
     if (key == "max") {
       o.evictor.cache.fusion = value != 0 ? Fusion::kMax : Fusion::kMean;
@@ -233,8 +239,8 @@ int main(int argc, char** argv) {
       int asked = 0;
       for (int d = task.first; d < task.first + task.documents; ++d) {
         for (int q = 0; q < task.questions; ++q) {
-          const Json key = {{"arm", spec},        {"tokens", task.tokens}, {"facts", task.facts},
-                            {"chat", task.chat},  {"document", d},         {"question", q}};
+          const Json key = {{"arm", spec},       {"tokens", task.tokens}, {"facts", task.facts},
+                            {"chat", task.chat}, {"document", d},         {"question", q}};
           if (done.contains(key_of(key))) continue;
           const Json r = ask(model.get(), task, arm_of(spec), d, q, threads);
           file << r.dump() << std::endl;
@@ -243,8 +249,8 @@ int main(int argc, char** argv) {
           tokens_right += r["tokens_right"].get<int>();
           std::fprintf(stderr, "%-36s %3d.%d %3.0f %%  %s  %5.1f s  %-5s %s\n", spec.c_str(), d, q,
                        100 * r["depth"].get<double>(), r["code"].get<std::string>().c_str(),
-                       r["prefill_ms"].get<double>() / 1000, r["right"].get<bool>() ? "right" : "WRONG",
-                       r["text"].dump().c_str());
+                       r["prefill_ms"].get<double>() / 1000,
+                       r["right"].get<bool>() ? "right" : "WRONG", r["text"].dump().c_str());
         }
       }
       std::printf("%-36s %d tokens, %d facts: %d of %d right, %d answer tokens\n", spec.c_str(),

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "text_stream.h"
@@ -62,6 +63,35 @@ std::string gather_prompt(const std::optional<std::string>& file,
     throw std::invalid_argument("the prompt is empty: give it with -p, -f or on standard input");
   require_text("the prompt", text);
   return text;
+}
+
+std::vector<llama_cpp::ChatMessage> read_messages(const std::string& path) {
+  const std::string name = "--messages '" + path + "'";
+  const auto refuse = [&](const std::string& what) { throw std::invalid_argument(name + what); };
+  std::ifstream file(path, std::ios::binary);
+  std::error_code ignored;
+  if (!file || std::filesystem::is_directory(path, ignored)) {
+    refuse(" cannot be read: give the path of a JSON file");
+  }
+  const auto json = nlohmann::json::parse(file, nullptr, false);
+  if (!json.is_array() || json.empty()) {
+    refuse(R"( is no JSON array of messages [{"role": "user", "content": "..."}])");
+  }
+  std::vector<llama_cpp::ChatMessage> messages;
+  for (const auto& entry : json) {
+    const std::string which = ": message " + std::to_string(messages.size());
+    const auto text = [&](const char* field) {
+      if (!entry.is_object() || !entry.contains(field) || !entry[field].is_string()) {
+        refuse(which + " has no text \"" + field + "\"");
+      }
+      auto value = entry[field].get<std::string>();
+      require_text(name + which + ", \"" + field + "\"", value);
+      return value;
+    };
+    messages.push_back({text("role"), text("content")});
+    if (messages.back().role.empty()) refuse(which + " has an empty \"role\"");
+  }
+  return messages;
 }
 
 }  // namespace morphkv::cli

@@ -1,8 +1,11 @@
-// The prompt as the user gives it: an argument, a file or standard input.
+// The prompt as the user gives it: an argument, a file, standard input, or a file of messages.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "morphkv/llama_cpp/model_file.h"
 
 namespace morphkv::cli {
 
@@ -11,6 +14,10 @@ namespace morphkv::cli {
 // empty or is refused by require_text().
 std::string gather_prompt(const std::optional<std::string>& file,
                           const std::optional<std::string>& prompt);
+
+// A JSON array of {"role": ..., "content": ...}, both texts, at least one of them. Throws
+// std::invalid_argument that names the file and what is wrong in it.
+std::vector<llama_cpp::ChatMessage> read_messages(const std::string& path);
 
 // Throws std::invalid_argument that names `what` when `text` is no valid UTF-8 or has a NUL, at
 // which engines would cut it.

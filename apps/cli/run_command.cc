@@ -30,12 +30,15 @@ struct RunOptions {
   std::optional<std::string> prompt;
   std::optional<std::string> file;
   std::string system;
+  std::optional<std::string> messages;
   std::optional<std::string> json;
   SessionOptions session;
+  std::vector<std::string> guide_texts;
   int n_gpu_layers = -1;
   std::int64_t seed = -1;  // negative = a random one
   bool chat = false;
   bool pin_system = false;
+  bool prefill_given = false;
   bool verbose = false;
 };
 
@@ -125,11 +128,15 @@ void add_input_options(CLI::App* app, RunOptions& o) {
   group->add_option("--system-prompt", o.system, "(-sys) system message of --chat")
       ->type_name("TEXT");
   group->add_flag("--chat", o.chat, "put the prompt into the model's chat template");
+  add_text(group, "--messages", o.messages,
+           "JSON file of earlier messages, [{\"role\": ..., \"content\": ...}]; implies --chat")
+      ->type_name("FILE");
   add_text(group, "--json", o.json, "write a record of the run to this file")->type_name("FILE");
   group->add_flag("-v,--verbose", o.verbose, "show the engine's log");
 }
 
-void add_cache_options(CLI::App* app, SessionOptions& s, bool& pin_system) {
+void add_cache_options(CLI::App* app, RunOptions& o) {
+  SessionOptions& s = o.session;
   CacheConfig& c = s.evictor.cache;
   auto* group = app->add_option_group("Cache", "What each KV head keeps");
   add_number(group, "--budget", c.budget, 1, kMaxBudget, "rows per KV head and layer");
@@ -149,9 +156,20 @@ void add_cache_options(CLI::App* app, SessionOptions& s, bool& pin_system) {
   for (const std::string_view name : policy_names()) policies.emplace_back(name, name);
   add_choice<std::string>(group, "--policy", c.policy, policies, "which rows to keep");
   add_choice<Prefill>(
-      group, "--prefill", s.prefill, {{"guided", Prefill::kGuided}, {"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
-      "prompts beyond the budget: in pieces at constant memory, or whole and then compressed");
-  group->add_flag("--pin-system", pin_system, "make the whole system message sinks");
+      group, "--prefill", s.prefill,
+      {{"guided", Prefill::kGuided}, {"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
+      "prompts beyond the budget: in pieces, guided by the prompt's end or --guide-text; in pieces "
+      "without; whole and then compressed (guided for policy morphkv, else stream)");
+  add_number(group, "--guide", s.guide, 0, kMaxBudget,
+             "last tokens of the prompt that guide; 0 = 24, fewer with a small micro-batch");
+  group
+      ->add_option(
+          "--guide-text", o.guide_texts,
+          "what to look for while reading, in place of the prompt's end; several times for "
+          "several questions, which share the budget")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  group->add_flag("--pin-system", o.pin_system, "make the whole system message sinks");
   const std::vector<std::pair<std::string, ggml_type>> types = {
       {"f16", GGML_TYPE_F16}, {"q8_0", GGML_TYPE_Q8_0}, {"q4_0", GGML_TYPE_Q4_0}};
   add_choice<ggml_type>(group, "--cache-type-k", s.type_k, types, "(-ctk) type of stored keys");
@@ -190,15 +208,11 @@ void add_engine_options(CLI::App* app, RunOptions& o) {
                   "go on beyond the length the model was trained for");
 }
 
-std::vector<ChatMessage> system_message(const std::string& text) {
-  return text.empty() ? std::vector<ChatMessage>{} : std::vector<ChatMessage>{{"system", text}};
-}
-
-// Tokens that the system message takes at the start of `prompt`.
-int system_tokens(const llama_model* model, const std::string& system,
-                  std::span<const llama_token> prompt) {
-  const auto alone =
-      tokenize(model, apply_chat_template(model, system_message(system), false), true);
+// Tokens that the first messages of a chat take at the start of `prompt`.
+int tokens_of_first(const llama_model* model, const std::vector<ChatMessage>& messages,
+                    std::span<const llama_token> prompt) {
+  if (messages.empty()) return 0;
+  const auto alone = tokenize(model, apply_chat_template(model, messages, false), true);
   const auto [end, ignored] =
       std::mismatch(alone.begin(), alone.end(), prompt.begin(), prompt.end());
   return static_cast<int>(end - alone.begin());
@@ -276,8 +290,74 @@ int fail(int code, const std::string& what, const std::string& engine_error = ""
   return code;
 }
 
+// The prompt with what belongs to it, in memory of its own.
+struct PreparedPrompt {
+  std::vector<llama_token> tokens;
+  std::vector<std::vector<llama_token>> guides;
+  std::size_t question = 0;
+
+  Prompt view() const { return {tokens, guides, question}; }
+};
+
+void check_combinations(const RunOptions& o) {
+  const bool chat = o.chat || o.messages;
+  if (!chat && (!o.system.empty() || o.pin_system)) {
+    throw std::invalid_argument(
+        "--system-prompt and --pin-system are about chat templates: add --chat");
+  }
+  const bool guided = o.session.prefill == Prefill::kGuided;
+  if (!guided && (o.session.guide > 0 || !o.guide_texts.empty())) {
+    throw std::invalid_argument("--guide and --guide-text are about --prefill guided, not " +
+                                std::string(to_string(o.session.prefill)));
+  }
+  const std::string& policy = o.session.evictor.cache.policy;
+  const bool asked = o.prefill_given || o.session.guide > 0 || !o.guide_texts.empty();
+  if (guided && asked && !make_policy(o.session.evictor.cache)->traits().guided) {
+    throw std::invalid_argument("--policy '" + policy +
+                                "' takes no guide: use --policy morphkv, or leave out --prefill "
+                                "guided, --guide and --guide-text");
+  }
+  if (!o.session.flash_attention) {
+    throw std::invalid_argument(
+        "--flash-attn 'off': V is then stored transposed and queries cannot be read; use on or "
+        "auto");
+  }
+  require_text("--system-prompt", o.system);
+  for (const std::string& text : o.guide_texts) {
+    require_text("--guide-text", text);
+    if (text.empty()) throw std::invalid_argument("--guide-text '' is empty: say what to look for");
+  }
+  if (o.json) require_writable(*o.json);
+}
+
+// The messages of a chat: the system message, earlier ones, the newest.
+std::vector<ChatMessage> gather_messages(const RunOptions& o) {
+  std::vector<ChatMessage> messages;
+  if (!o.system.empty()) messages.push_back({"system", o.system});
+  if (o.messages) {
+    for (ChatMessage& message : read_messages(*o.messages)) {
+      if (message.role == "system" && !messages.empty() && messages.front().role == "system") {
+        throw std::invalid_argument("--messages '" + *o.messages +
+                                    "' has a system message beside another: give one of them");
+      }
+      messages.push_back(std::move(message));
+    }
+  }
+  if (!o.messages || o.prompt || o.file)
+    messages.push_back({"user", gather_prompt(o.file, o.prompt)});
+  return messages;
+}
+
+// Where the newest user message begins, in messages.
+std::size_t newest_question(const std::vector<ChatMessage>& messages) {
+  for (std::size_t i = messages.size(); i-- > 0;) {
+    if (messages[i].role == "user") return i;
+  }
+  return 0;
+}
+
 // Everything that can be wrong is found before the weights are loaded.
-std::vector<llama_token> prepare(RunOptions& o) {
+PreparedPrompt prepare(RunOptions& o) {
   if (o.model.empty()) {
     throw std::invalid_argument(
         "no model: give a GGUF file with -m (`make model` prints the path of a small one)");
@@ -287,35 +367,37 @@ std::vector<llama_token> prepare(RunOptions& o) {
     o.session.evictor.cache.seed = static_cast<std::uint64_t>(o.seed);
   }
   validate(o.session.evictor.cache);
-  if (!o.chat && (!o.system.empty() || o.pin_system)) {
-    throw std::invalid_argument(
-        "--system-prompt and --pin-system are about chat templates: add --chat");
-  }
-  if (o.pin_system && o.system.empty()) {
-    throw std::invalid_argument(
-        "--pin-system has no system message to pin: give one with --system-prompt");
-  }
-  if (!o.session.flash_attention) {
-    throw std::invalid_argument(
-        "--flash-attn 'off': V is then stored transposed and queries cannot be read; use on or "
-        "auto");
-  }
-  require_text("--system-prompt", o.system);
-  if (o.json) require_writable(*o.json);
+  check_combinations(o);
   const ModelPtr vocabulary = load_model(o.model, {.vocab_only = true, .progress = {}});
-  std::string prompt_text = gather_prompt(o.file, o.prompt);
-  if (o.chat) {
-    auto messages = system_message(o.system);
-    messages.push_back({"user", prompt_text});
-    prompt_text = apply_chat_template(vocabulary.get(), messages);
+  const llama_model* model = vocabulary.get();
+  PreparedPrompt prompt;
+  if (o.chat || o.messages) {
+    const std::vector<ChatMessage> messages = gather_messages(o);
+    const bool has_system = messages.front().role == "system";
+    if (o.pin_system && !has_system) {
+      throw std::invalid_argument(
+          "--pin-system has no system message to pin: give one with --system-prompt");
+    }
+    prompt.tokens = tokenize(model, apply_chat_template(model, messages), true);
+    const auto before = messages.begin() + static_cast<std::ptrdiff_t>(newest_question(messages));
+    prompt.question =
+        static_cast<std::size_t>(tokens_of_first(model, {messages.begin(), before}, prompt.tokens));
+    if (o.pin_system) {
+      pin(tokens_of_first(model, {messages.front()}, prompt.tokens), o.session.evictor.cache);
+    }
+  } else {
+    prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);
   }
-  auto tokens = tokenize(vocabulary.get(), prompt_text, o.chat);
   if (!o.session.allow_past_training)
-    require_within_training(tokens.size(), trained_length(vocabulary.get()));
-  if (o.pin_system) {
-    pin(system_tokens(vocabulary.get(), o.system, tokens), o.session.evictor.cache);
+    require_within_training(prompt.tokens.size(), trained_length(model));
+  const llama_vocab* vocab = llama_model_get_vocab(model);
+  for (const std::string& text : o.guide_texts) {
+    std::vector<llama_token> guide = tokenize(model, text, false);
+    // A guide is read in the middle of a text.
+    if (llama_vocab_get_add_bos(vocab) && guide.size() > 1) guide.erase(guide.begin());
+    prompt.guides.push_back(std::move(guide));
   }
-  return tokens;
+  return prompt;
 }
 
 // Null when it was interrupted.
@@ -345,7 +427,7 @@ class Output {
   int error_ = 0;
 };
 
-RunRecord answer(const RunOptions& o, const llama_model* model, std::span<const llama_token> tokens,
+RunRecord answer(const RunOptions& o, const llama_model* model, const Prompt& prompt,
                  Output& output, EngineLog& log) {
   Session session(model, o.session);
   Progress progress;
@@ -371,7 +453,7 @@ RunRecord answer(const RunOptions& o, const llama_model* model, std::span<const 
   callbacks.on_token = [&](llama_token, std::string_view text, double) {
     print(stream.push(text));
   };
-  record.result = session.run(tokens, callbacks);
+  record.result = session.run(prompt, callbacks);
   print(stream.finish());
   if (!record.text.empty() && record.text.back() != '\n') output.write("\n");
   progress.clear();
@@ -399,7 +481,7 @@ RunCommand::RunCommand(CLI::App& app)
   options_->session.evictor.cache.queries = QuerySource::kAttention;
   options_->session.evictor.cache.pool = 7;
   add_input_options(command_, *options_);
-  add_cache_options(command_, options_->session, options_->pin_system);
+  add_cache_options(command_, *options_);
   add_engine_options(command_, *options_);
 }
 
@@ -412,16 +494,18 @@ int RunCommand::run() {
   log.install();
   llama_backend_init();
   try {
-    const std::vector<llama_token> tokens = prepare(o);
+    o.prefill_given = command_->count("--prefill") > 0;
+    const PreparedPrompt prompt = prepare(o);
     install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
     const ModelPtr model = load_weights(o);
     if (model) log.opened();
     RunRecord record{o.model, o.session, {}, {}, peak_rss_bytes()};
     Output output;
     if (model) {
-      const std::string sinks = sinks_text(model.get(), tokens, o.session.evictor.cache.n_sink);
+      const std::string sinks =
+          sinks_text(model.get(), prompt.tokens, o.session.evictor.cache.n_sink);
       std::fprintf(stderr, "%s\n", sinks.c_str());
-      record = answer(o, model.get(), tokens, output, log);
+      record = answer(o, model.get(), prompt.view(), output, log);
     } else {
       record.result.finish_reason = FinishReason::kInterrupted;
       std::fputs("interrupted while the model was loading\n", stderr);
