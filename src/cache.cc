@@ -96,6 +96,7 @@ KeysAndValues MorphKVCache::guide_and_fetch(const ArrayView& keys, const ArrayVi
 void MorphKVCache::evict() {
   settle();
   for (Head& head : state_heads_) head.retention.evict(*workspace_);
+  settle();
 }
 
 // One call: complete the last eviction, take the new rows in, let every head choose its victims.
@@ -118,8 +119,8 @@ KeysAndValues MorphKVCache::update(const ArrayView& keys, const ArrayView& value
   const std::int64_t saturated = saturated_;
   const std::string problem =
       in_blocks ? read_in_blocks(keys, values) : read_at_once(keys, values, queries, call);
+  if (!problem.empty() || call == Call::kGuide) saturated_ = saturated;
   if (problem.empty()) return {view(false), view(true)};
-  saturated_ = saturated;
   if (first_call) reset();
   throw std::invalid_argument(problem + "; the cache is unchanged");
 }

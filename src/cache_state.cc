@@ -91,6 +91,8 @@ CacheState MorphKVCache::state() const {
   require(!policy_->traits().evicts || kept() <= config_.budget,
           std::to_string(kept()) + " rows per head are held, the budget is " +
               std::to_string(config_.budget) + ": evict() before you take the state");
+  // Empty, though a guide may have fixed the shape.
+  if (offset_ == 0) return {config_, 0, 0, 0, DType::kF16, 0, 0, {}, {}, {}, {}};
   MorphKVCache settled = copy();
   CacheState s{config_, batch_, heads_, dim_, dtype_, offset_, saturated_, positions(), {}, {}, {}};
   const Rows keys = settled.keys();

@@ -82,8 +82,19 @@ void HeadRetention::guide(const NewRows& guide, Workspace& ws) {
   const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(keep_.size()));
   policy_->score_by_guide(keep_, guide, scores, ws);
   if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
+  // Protected rows take no place: a guide that looks at them would lose its share of the others.
+  const EvictableRanks ranked = evictable(keep_.size());
+  const auto first = static_cast<std::size_t>(ranked.first);
+  const auto count = static_cast<std::size_t>(ranked.last - ranked.first);
   places_.resize(scores.size(), keep_.size());
-  improve_places(scores, ws.ranks, places_);
+  if (count > 0) {
+    improve_places(scores.subspan(first, count), ws.ranks,
+                   std::span(places_).subspan(first, count));
+  }
+}
+
+EvictableRanks HeadRetention::evictable(int rows) const {
+  return evictable_ranks(rows, config_.n_sink, config_.protected_tail());
 }
 
 void HeadRetention::evict(Workspace& ws) {
@@ -109,8 +120,7 @@ void HeadRetention::evict_to_budget(Workspace& ws) {
   const auto n_victims = static_cast<std::size_t>(rows - config_.budget);
   const auto ranks = std::span(ws.ranks).first(n_victims);
   const auto scratch = std::span(ws.ranks).last(ws.ranks.size() / 2);
-  choose_victims(scores, evictable_ranks(rows, config_.n_sink, config_.protected_tail()), scratch,
-                 ranks);
+  choose_victims(scores, evictable(rows), scratch, ranks);
 
   for (const int rank : ranks) {
     const int slot = keep_.slots()[rank];

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <numeric>
 #include <ostream>
 #include <span>
 #include <string>
@@ -180,6 +181,62 @@ TEST_P(Allocations, AreNoneAfterConstruction) {
   const long before_clear = g_allocations;
   layer.clear();
   EXPECT_EQ(g_allocations - before_clear, 0);
+}
+
+// Guided prefill, in a store that holds the budget, a piece and a guide.
+TEST_P(Allocations, AreNoneInAGuidedPrefill) {
+  const Case& c = GetParam();
+  if (std::string_view(c.policy) != "morphkv") return;
+  constexpr int kHeads = 2;
+  constexpr int kDim = 17;
+  constexpr int kBudget = 40;
+  const int n = c.tokens_per_call;
+  const int max_slots = kBudget + 2 * n;
+  const CacheConfig config{
+      .budget = kBudget, .n_sink = 2, .window = 6, .pool = 5, .queries = c.queries};
+  LayerRetention layer(config, *make_policy(config), 0, kHeads, max_slots);
+  Workspace workspace(max_slots, c.group, kDim);
+
+  test::Random random(3);
+  test::StoredRows store({}, max_slots, kDim);
+  std::vector<float> numbers(static_cast<std::size_t>(n * c.group * kDim));
+  for (float& number : numbers) number = static_cast<float>(random.normal());
+  for (int slot = 0; slot < max_slots; ++slot) {
+    std::vector<float> row(kDim);
+    for (float& value : row) value = static_cast<float>(random.normal());
+    store.set(slot, row);
+  }
+  const std::vector<RowsView> keys(kHeads, store.view());
+  const std::vector<QueriesView> queries(
+      kHeads, {numbers.data(), std::int64_t{c.group} * kDim, kDim, n, c.group, kDim});
+  std::vector<RowMove> moves(static_cast<std::size_t>(max_slots));
+  std::vector<int> slots(static_cast<std::size_t>(n));
+  std::vector<int> guide_slots(slots.size());
+  std::vector<int> freed(slots.size());
+  std::iota(guide_slots.begin(), guide_slots.end(), kBudget + n);
+
+  long allocations = 0;
+  for (int call = 0; call < 12 + kBudget / n; ++call) {
+    const int held = layer.keep(0).size();
+    std::iota(slots.begin(), slots.end(), held);
+    LayerCall piece{.slots = slots, .first_position = call * n, .keys = keys, .queries = queries};
+    LayerCall guide = piece;
+    guide.slots = guide_slots;
+    const long before = g_allocations;
+    layer.extend(piece, workspace);
+    layer.guide(guide, workspace);
+    layer.guide(piece, workspace);  // the rows held last
+    layer.evict(workspace);
+    const auto victims = static_cast<int>(layer.victims(0).size());
+    std::iota(freed.begin(), freed.end(), kBudget);
+    for (int h = 0; h < kHeads; ++h) {
+      const int m = layer.plan_moves(h, std::span(freed).first(victims), moves);
+      layer.apply_moves(h, std::span(moves).first(static_cast<std::size_t>(m)));
+    }
+    allocations += g_allocations - before;
+  }
+  EXPECT_EQ(layer.keep(0).size(), kBudget);
+  EXPECT_EQ(allocations, 0);
 }
 
 constexpr Case kCases[] = {

@@ -181,16 +181,89 @@ class CacheHarness {
   }
 
   std::vector<float> stored_key(std::int64_t head, Position position) const {
-    std::vector<float> row;
-    for (const std::uint16_t bits : bits_of(keys_, head, position)) {
-      row.push_back(stored_number(bits, stored_));
-    }
-    return row;
+    return stored_row(keys_, head, position);
   }
 
   // One call: what comes back is what was held and all that is new, and what is held then is live.
   void feed(std::int64_t tokens, const ArrayLayout& key_layout = {},
             const ArrayLayout& value_layout = {}) {
+    bring(tokens, false, key_layout, value_layout);
+  }
+  // The same, and all of it is held.
+  void extend(std::int64_t tokens, const ArrayLayout& key_layout = {},
+              const ArrayLayout& value_layout = {}) {
+    std::vector<Positions> due = held();
+    for (auto& head : due) {
+      for (std::int64_t t = 0; t < tokens; ++t) head.push_back(offset_ + t);
+    }
+    bring(tokens, true, key_layout, value_layout);
+    ASSERT_EQ(held(), due);
+  }
+
+  // The rows of a guide come back behind those held, and nothing else has changed.
+  void guide(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& queries = {}) {
+    const auto before = held();
+    const std::size_t bytes = cache_.kept_bytes();
+    const std::int64_t saturated = cache_.saturated();
+    const HostArray k(keys, in_);
+    const HostArray v(values, in_);
+    const auto call = [&] {
+      if (!queries) return cache_.guide_and_fetch(k.view(), v.view());
+      const HostArray q(*queries, DType::kF32);
+      return cache_.guide_and_fetch(k.view(), v.view(), q.view());
+    };
+    const KeysAndValues fetched = call();
+    expect_rows(fetched.keys, keys_, before, &keys);
+    expect_rows(fetched.values, values_, before, &values);
+    EXPECT_EQ(held(), before);
+    EXPECT_EQ(cache_.offset(), offset_);
+    EXPECT_EQ(cache_.tokens_seen(), n_heads() * offset_);
+    EXPECT_EQ(cache_.kept_bytes(), bytes);
+    EXPECT_EQ(cache_.saturated(), saturated);
+  }
+  // What the cache would store of a row of `tensor`.
+  std::vector<float> stored_row(const Tensor& tensor, std::int64_t head, std::int64_t token) const {
+    std::vector<float> row;
+    for (const std::uint16_t bits : bits_of(tensor, head, token)) {
+      row.push_back(stored_number(bits, stored_));
+    }
+    return row;
+  }
+
+  // keys() and values() hold the rows of positions(). Not after every call: they complete the
+  // eviction.
+  void expect_rows_live() {
+    expect_rows(cache_.keys(), keys_, held());
+    expect_rows(cache_.values(), values_, held());
+  }
+
+  // The rows of `from` at these positions, and then all of `behind`.
+  void expect_rows(const Rows& rows, const Tensor& from, const std::vector<Positions>& due,
+                   const Tensor* behind = nullptr) const {
+    ASSERT_EQ(rows.batch, keys_.shape[0]);
+    ASSERT_EQ(rows.heads, keys_.shape[1]);
+    ASSERT_EQ(rows.dim, keys_.shape[3]);
+    ASSERT_EQ(rows.dtype, stored_);
+    const std::int64_t more = behind == nullptr ? 0 : behind->shape[2];
+    ASSERT_EQ(rows.rows, static_cast<std::int64_t>(due.front().size()) + more);
+    std::vector<std::uint16_t> expected;
+    for (std::size_t h = 0; h < due.size(); ++h) {
+      const auto add = [&](const Tensor& tensor, std::int64_t token) {
+        const auto bits = bits_of(tensor, static_cast<std::int64_t>(h), token);
+        expected.insert(expected.end(), bits.begin(), bits.end());
+      };
+      for (const Position position : due[h]) add(from, position);
+      for (std::int64_t t = 0; t < more; ++t) add(*behind, t);
+    }
+    std::vector<std::uint16_t> found(expected.size());
+    rows.copy_to(found.data());
+    ASSERT_TRUE(found == expected)
+        << "other rows than the " << rows.rows << " due at offset " << offset_;
+  }
+
+ private:
+  void bring(std::int64_t tokens, bool extend, const ArrayLayout& key_layout,
+             const ArrayLayout& value_layout) {
     std::vector<Positions> due = held();
     for (auto& head : due) {
       for (std::int64_t t = 0; t < tokens; ++t) head.push_back(offset_ + t);
@@ -198,9 +271,13 @@ class CacheHarness {
     const HostArray keys(keys_.tokens(offset_, tokens), in_, key_layout);
     const HostArray values(values_.tokens(offset_, tokens), in_, value_layout);
     const auto call = [&] {
-      if (!queries_) return cache_.update_and_fetch(keys.view(), values.view());
+      if (!queries_) {
+        return extend ? cache_.extend_and_fetch(keys.view(), values.view())
+                      : cache_.update_and_fetch(keys.view(), values.view());
+      }
       const HostArray queries(queries_->tokens(offset_, tokens), DType::kF32, value_layout);
-      return cache_.update_and_fetch(keys.view(), values.view(), queries.view());
+      return extend ? cache_.extend_and_fetch(keys.view(), values.view(), queries.view())
+                    : cache_.update_and_fetch(keys.view(), values.view(), queries.view());
     };
     const KeysAndValues fetched = call();
     offset_ += tokens;
@@ -218,33 +295,6 @@ class CacheHarness {
     EXPECT_EQ(cache_.full_seq_bytes(), static_cast<std::size_t>(offset_) * row_bytes);
   }
 
-  // keys() and values() hold the rows of positions(). Not after every call: they complete the
-  // eviction.
-  void expect_rows_live() {
-    expect_rows(cache_.keys(), keys_, held());
-    expect_rows(cache_.values(), values_, held());
-  }
-
-  void expect_rows(const Rows& rows, const Tensor& from, const std::vector<Positions>& due) const {
-    ASSERT_EQ(rows.batch, keys_.shape[0]);
-    ASSERT_EQ(rows.heads, keys_.shape[1]);
-    ASSERT_EQ(rows.dim, keys_.shape[3]);
-    ASSERT_EQ(rows.dtype, stored_);
-    ASSERT_EQ(rows.rows, static_cast<std::int64_t>(due.front().size()));
-    std::vector<std::uint16_t> expected;
-    for (std::size_t h = 0; h < due.size(); ++h) {
-      for (const Position position : due[h]) {
-        const auto bits = bits_of(from, static_cast<std::int64_t>(h), position);
-        expected.insert(expected.end(), bits.begin(), bits.end());
-      }
-    }
-    std::vector<std::uint16_t> found(expected.size());
-    rows.copy_to(found.data());
-    ASSERT_TRUE(found == expected)
-        << "other rows than the " << rows.rows << " due at offset " << offset_;
-  }
-
- private:
   std::vector<std::uint16_t> bits_of(const Tensor& from, std::int64_t head, Position at) const {
     std::vector<std::uint16_t> bits;
     for (std::int64_t d = 0; d < from.shape[3]; ++d) {

@@ -44,12 +44,63 @@ std::vector<double> pooled(const std::vector<double>& scores, int pool) {
 }
 
 void HeadOracle::append(std::span<const float> key) {
+  guides_.clear();
   held_.push_back(static_cast<Position>(history_.size()));
   history_.emplace_back(key.begin(), key.end());
 }
 
 void HeadOracle::ask(std::vector<std::vector<double>> group) {
   questions_.push_back({std::move(group), held_});
+}
+
+void HeadOracle::guide(const std::vector<std::vector<double>>& keys,
+                       const std::vector<std::vector<std::vector<double>>>& questions) {
+  auto rows = keys_at(held_);
+  rows.insert(rows.end(), keys.begin(), keys.end());
+  const bool keys_ask = config_.queries == QuerySource::kKeys;
+  const double scale =
+      keys_ask ? 1.0 / std::sqrt(static_cast<double>(rows.front().size())) : scale_;
+  std::vector<double> scores(held_.size(), 0.0);
+  auto visible = static_cast<std::ptrdiff_t>(rows.size() - questions.size());
+  for (const auto& group : questions) {
+    ++visible;  // the token itself
+    for (const auto& query : group) {
+      const auto weights = softmax_of(query, {rows.begin(), rows.begin() + visible}, scale,
+                                      keys_ask ? 0.0 : softcap_);
+      for (std::size_t rank = 0; rank < std::min(scores.size(), weights.size()); ++rank) {
+        scores[rank] = config_.fusion == Fusion::kMean ? scores[rank] + weights[rank]
+                                                       : std::max(scores[rank], weights[rank]);
+      }
+    }
+  }
+  guides_.push_back(pooled(scores, config_.pool));
+}
+
+std::vector<double> HeadOracle::scores_of_guides() const {
+  std::vector<double> best(held_.size(), -std::numeric_limits<double>::infinity());
+  const auto first = static_cast<std::size_t>(config_.n_sink);
+  const std::size_t last = held_.size() - static_cast<std::size_t>(config_.protected_tail());
+  for (const auto& scores : guides_) {
+    for (std::size_t rank = first; rank < last; ++rank) {
+      double better = 0.0;
+      for (std::size_t other = first; other < last; ++other) {
+        const bool tie_won = scores[other] == scores[rank] && other > rank;
+        if (scores[other] > scores[rank] || tie_won) ++better;
+      }
+      best[rank] = std::max(best[rank], -better);
+    }
+  }
+  return best;
+}
+
+// Equal scores are none: pooling makes them, in float as well.
+bool HeadOracle::guides_have_near_ties() const {
+  return std::any_of(guides_.begin(), guides_.end(), [](std::vector<double> scores) {
+    std::sort(scores.begin(), scores.end());
+    return std::adjacent_find(scores.begin(), scores.end(), [](double a, double b) {
+             return a != b && is_near_tie(a, b);
+           }) != scores.end();
+  });
 }
 
 std::vector<std::vector<double>> HeadOracle::keys_at(const std::vector<Position>& positions) const {
@@ -106,7 +157,9 @@ std::vector<double> HeadOracle::raw_scores() const {
   return scores;
 }
 
-std::vector<double> HeadOracle::scores() const { return pooled(raw_scores(), config_.pool); }
+std::vector<double> HeadOracle::scores() const {
+  return guides_.empty() ? pooled(raw_scores(), config_.pool) : scores_of_guides();
+}
 
 std::vector<Position> HeadOracle::victims() const {
   const auto rows = static_cast<int>(held_.size());
@@ -155,11 +208,13 @@ bool HeadOracle::is_near_tie_with(const std::vector<Position>& other) const {
   }
   if (rule.size() != other.size()) return false;
   if (wrongly_evicted.empty()) return true;
+  if (!guides_.empty()) return guides_have_near_ties();
   return is_near_tie(*std::max_element(wrongly_evicted.begin(), wrongly_evicted.end()),
                      *std::min_element(wrongly_kept.begin(), wrongly_kept.end()));
 }
 
 void HeadOracle::evict(const std::vector<Position>& victims) {
+  if (!victims.empty()) guides_.clear();
   std::erase_if(held_, [&](Position position) {
     return std::find(victims.begin(), victims.end(), position) != victims.end();
   });

@@ -40,9 +40,16 @@ class HeadOracle {
   // what is held now.
   void ask(std::vector<std::vector<double>> group);
 
+  // A guide ranks the rows held, until the next append(). Its rows have these `keys` [token], none
+  // when it is the last rows held; its last tokens ask with `questions` [token][group], which with
+  // the keys source are their keys.
+  void guide(const std::vector<std::vector<double>>& keys,
+             const std::vector<std::vector<std::vector<double>>>& questions);
+
   const std::vector<Position>& positions() const { return held_; }
 
-  // Of the rows held now, in rank order, pooled. Protected rows have scores as well.
+  // Of the rows held now, in rank order, pooled; of guides the best place, negative. Protected rows
+  // have scores as well.
   std::vector<double> scores() const;
   // The positions that the rule evicts now, ascending: as many as are over the budget.
   std::vector<Position> victims() const;
@@ -57,6 +64,8 @@ class HeadOracle {
   };
   std::vector<std::vector<double>> keys_at(const std::vector<Position>& positions) const;
   std::vector<double> raw_scores() const;
+  std::vector<double> scores_of_guides() const;
+  bool guides_have_near_ties() const;
   // Weights on the rows held, one vector per query that has a say.
   std::vector<std::vector<double>> weights_of_keys() const;
   std::vector<std::vector<double>> weights_of_questions() const;
@@ -67,6 +76,7 @@ class HeadOracle {
   std::vector<std::vector<double>> history_;  // [position] the key, never forgotten
   std::vector<Position> held_;                // ascending
   std::vector<Question> questions_;           // all ever asked
+  std::vector<std::vector<double>> guides_;   // [guide][rank] pooled scores
 };
 
 }  // namespace morphkv::test

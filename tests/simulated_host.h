@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,13 +64,41 @@ class SimulatedHost {
 
   // One call of the next `tokens` tokens of the stream.
   void feed(int tokens) {
-    const std::vector<int> slots = take_free_slots(tokens);
-    for (int t = 0; t < tokens; ++t) write_row(offset_ + t, slots[static_cast<std::size_t>(t)]);
-    append(slots);
-    const std::vector<int> freed = choose_freed(static_cast<int>(layer_.victims(0).size()));
-    for (int h = 0; h < stream_.heads; ++h) carry_out_moves(h, freed);
-    for (const int slot : freed) free_slot(slot);
+    const std::vector<int> slots = write_new_rows(tokens);
+    const Shown shown = show(stream_, offset_, tokens);
+    layer_.append(call_of(slots, shown), workspace_);
     offset_ += tokens;
+    use_victims();
+  }
+
+  // The same in parts: nothing leaves in extend().
+  void extend(int tokens) {
+    const std::vector<int> slots = write_new_rows(tokens);
+    const Shown shown = show(stream_, offset_, tokens);
+    layer_.extend(call_of(slots, shown), workspace_);
+    offset_ += tokens;
+  }
+  // The rows of a guide lie in free slots while it asks.
+  void guide(const Stream& guide) {
+    const std::vector<int> slots = take_free_slots(guide.tokens);
+    for (int t = 0; t < guide.tokens; ++t) {
+      for (int h = 0; h < guide.heads; ++h) {
+        keys_[static_cast<std::size_t>(h)].set(slots[static_cast<std::size_t>(t)], guide.key(t, h));
+      }
+    }
+    const Shown shown = show(guide, 0, guide.tokens);
+    layer_.guide(call_of(slots, shown), workspace_);
+    for (const int slot : slots) free_slot(slot);
+  }
+  // The last `tokens` tokens are the guide: at most those of the last extend().
+  void guide_by_last(int tokens) {
+    const auto slots = layer_.keep(0).slots().last(static_cast<std::size_t>(tokens));
+    const Shown shown = show(stream_, offset_ - tokens, tokens);
+    layer_.guide(call_of(slots, shown), workspace_);
+  }
+  void evict() {
+    layer_.evict(workspace_);
+    use_victims();
   }
 
   // Calls of these sizes until the stream ends or `sizes` gives 0.
@@ -164,30 +193,49 @@ class SimulatedHost {
     label_[static_cast<std::size_t>(slot)] = token;
   }
 
-  void append(const std::vector<int>& slots) {
-    const auto tokens = static_cast<int>(slots.size());
-    const int shown =
+  std::vector<int> write_new_rows(int tokens) {
+    std::vector<int> slots = take_free_slots(tokens);
+    for (int t = 0; t < tokens; ++t) write_row(offset_ + t, slots[static_cast<std::size_t>(t)]);
+    return slots;
+  }
+
+  void use_victims() {
+    const std::vector<int> freed = choose_freed(static_cast<int>(layer_.victims(0).size()));
+    for (int h = 0; h < stream_.heads; ++h) carry_out_moves(h, freed);
+    for (const int slot : freed) free_slot(slot);
+  }
+
+  // What the policy is shown of a call: [head].
+  struct Shown {
+    std::vector<RowsView> keys = {};
+    std::vector<QueriesView> queries = {};
+  };
+
+  Shown show(const Stream& of, int first, int tokens) const {
+    const int asking =
         options_.queries_per_call < 0 ? tokens : std::min(tokens, options_.queries_per_call);
-    std::vector<RowsView> keys;
-    std::vector<QueriesView> queries;
-    for (int h = 0; h < stream_.heads; ++h) {
-      if (traits_.needs_keys) keys.push_back(keys_[static_cast<std::size_t>(h)].view());
+    Shown shown;
+    for (int h = 0; h < of.heads; ++h) {
+      if (traits_.needs_keys) shown.keys.push_back(keys_[static_cast<std::size_t>(h)].view());
       if (traits_.needs_queries) {
-        queries.push_back({.data = stream_.query_data(offset_ + tokens - shown, h),
-                           .token_stride = stream_.query_token_stride,
-                           .group_stride = stream_.query_group_stride,
-                           .tokens = shown,
-                           .group = stream_.group,
-                           .dim = stream_.dim});
+        shown.queries.push_back({.data = of.query_data(first + tokens - asking, h),
+                                 .token_stride = of.query_token_stride,
+                                 .group_stride = of.query_group_stride,
+                                 .tokens = asking,
+                                 .group = of.group,
+                                 .dim = of.dim});
       }
     }
-    layer_.append({.slots = slots,
-                   .first_position = offset_,
-                   .keys = keys,
-                   .queries = queries,
-                   .scale = options_.scale,
-                   .softcap = options_.softcap},
-                  workspace_);
+    return shown;
+  }
+
+  LayerCall call_of(std::span<const int> slots, const Shown& shown) const {
+    return {.slots = slots,
+            .first_position = offset_,
+            .keys = shown.keys,
+            .queries = shown.queries,
+            .scale = options_.scale,
+            .softcap = options_.softcap};
   }
 
   std::vector<int> choose_freed(int n) {

@@ -25,6 +25,12 @@ std::vector<int> victims_of(const std::vector<float>& scores, EvictableRanks evi
 
 using Ranks = std::vector<int>;
 
+Ranks places_of(const std::vector<float>& scores, Ranks places) {
+  std::vector<int> scratch(scores.size());
+  improve_places(scores, scratch, places);
+  return places;
+}
+
 TEST(EvictableRanks, LieBetweenTheSinksAndTheTail) {
   static_assert(evictable_ranks(10, 2, 3).first == 2);
   static_assert(evictable_ranks(10, 2, 3).last == 7);
@@ -91,6 +97,46 @@ TEST(Victim, AgreesWithAStableSortOnRandomScores) {
     expected.resize(static_cast<std::size_t>(n));
     std::sort(expected.begin(), expected.end());
     ASSERT_EQ(victims_of(scores, evictable, n), expected) << "run " << run;
+  }
+}
+
+TEST(Places, AreTheOrderOfTheScoresTheBestFirst) {
+  EXPECT_EQ(places_of({5, 1, 3, 4}, {4, 4, 4, 4}), (Ranks{0, 3, 2, 1}));
+  EXPECT_EQ(places_of({-2}, {1}), Ranks{0});
+  EXPECT_TRUE(places_of({}, {}).empty());
+}
+
+TEST(Places, OfEqualScoresAreBetterForTheHigherRank) {
+  EXPECT_EQ(places_of({1, 1, 1}, {3, 3, 3}), (Ranks{2, 1, 0}));
+  EXPECT_EQ(places_of({2, 1, 2, 1}, {4, 4, 4, 4}), (Ranks{1, 3, 0, 2}));
+}
+
+TEST(Places, AreWorstForScoresThatAreNoNumbers) {
+  EXPECT_EQ(places_of({kNaN, -1, kNaN, 0}, {4, 4, 4, 4}), (Ranks{3, 1, 2, 0}));
+  EXPECT_EQ(places_of({kInfinity, kNaN, -5}, {3, 3, 3}), (Ranks{0, 2, 1}));
+}
+
+TEST(Places, OfSeveralRankingsAreTheBestOfEach) {
+  const Ranks first = places_of({9, 8, 7, 6}, {4, 4, 4, 4});
+  EXPECT_EQ(places_of({6, 1, 7, 9}, first), (Ranks{0, 1, 1, 0}));
+  EXPECT_EQ(places_of({9, 8, 7, 6}, {0, 0, 0, 0}), (Ranks{0, 0, 0, 0}));
+}
+
+TEST(Places, AreTheOrderInWhichVictimsAreSpared) {
+  test::Random random(4);
+  for (int run = 0; run < 500; ++run) {
+    const int rows = random.between(1, 40);
+    std::vector<float> scores;
+    for (int i = 0; i < rows; ++i) {
+      scores.push_back(random.between(0, 9) == 0 ? kNaN : 0.5f * random.between(0, 12));
+    }
+    const Ranks places = places_of(scores, Ranks(scores.size(), rows));
+    const int n = random.between(0, rows);
+    Ranks last;
+    for (int rank = 0; rank < rows; ++rank) {
+      if (places[static_cast<std::size_t>(rank)] >= rows - n) last.push_back(rank);
+    }
+    ASSERT_EQ(victims_of(scores, {0, rows}, n), last) << "run " << run;
   }
 }
 

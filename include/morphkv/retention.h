@@ -12,6 +12,7 @@
 #include "morphkv/policy.h"
 #include "morphkv/row_moves.h"
 #include "morphkv/tensor_view.h"
+#include "morphkv/victim.h"
 
 namespace morphkv {
 
@@ -61,6 +62,7 @@ class HeadRetention {
   void take_in(const NewRows& rows, int first, int count, Position first_position,
                Workspace& workspace);
   void evict_to_budget(Workspace& workspace);
+  EvictableRanks evictable(int rows) const;
 
   CacheConfig config_;
   PolicyTraits traits_;

@@ -198,6 +198,53 @@ def test_query_source_attention_takes_the_queries():
         assert cache.positions[0, head].tolist() == keep.tolist()
 
 
+def test_a_guide_ranks_the_rows_and_leaves_no_trace():
+    rows, guide = random_rows((1, 2, 40, 8)), random_rows((1, 2, 5, 8), 1)
+    cache = MorphKVCache(SMALL)
+    k, v = cache.extend_and_fetch(rows, -rows)
+    np.testing.assert_array_equal(k, rows)
+    np.testing.assert_array_equal(v, -rows)
+    assert cache.positions.tolist() == [[list(range(40))] * 2]
+    with pytest.raises(ValueError, match=r"evict\(\)"):
+        cache.state
+    k, v = cache.guide_and_fetch(guide, -guide)
+    np.testing.assert_array_equal(k, np.concatenate([rows, guide], axis=2))
+    np.testing.assert_array_equal(v, -np.concatenate([rows, guide], axis=2))
+    assert cache.offset == 40 and cache.positions.shape == (1, 2, 40)
+    np.testing.assert_array_equal(cache.keys, rows)
+
+    cache.evict()
+    for head in range(2):
+        scores = np.zeros(40)
+        seen = np.concatenate([rows, guide], axis=2)[0, head].astype(float)
+        for t in range(40, 45):
+            logits = seen[: t + 1] @ seen[t] / np.sqrt(8)
+            weights = np.exp(logits - logits.max())
+            scores += (weights / weights.sum())[:40]
+        scores[:2] = scores[36:] = np.inf
+        keep = np.sort(np.argsort(scores, kind="stable")[24:])
+        assert cache.positions[0, head].tolist() == keep.tolist()
+        np.testing.assert_array_equal(cache.keys[0, head], rows[0, head, keep])
+    # The guide's queries have the say where they are the source.
+    asked = MorphKVCache(CacheConfig(budget=16, n_sink=2, window=4, queries="attention"))
+    asked.extend_and_fetch(rows, rows, rows)
+    with pytest.raises(ValueError, match="needs the queries"):
+        asked.guide_and_fetch(guide, guide)
+    asked.guide_and_fetch(guide, guide, guide)
+    asked.evict()
+    np.testing.assert_array_equal(asked.positions, cache.positions)
+
+
+def test_only_policy_morphkv_takes_a_guide():
+    cache = MorphKVCache(CacheConfig(budget=16, n_sink=2, window=4, policy="streaming"))
+    rows = random_rows((1, 2, 20, 8))
+    cache.extend_and_fetch(rows, rows)
+    with pytest.raises(ValueError, match="'streaming' takes no guide"):
+        cache.guide_and_fetch(rows, rows)
+    cache.evict()
+    assert cache.positions.tolist() == [[[0, 1, *range(6, 20)]] * 2]
+
+
 def test_the_builder_makes_one_cache_per_layer():
     class Model:
         layers = [None] * 3
