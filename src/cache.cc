@@ -287,7 +287,8 @@ std::string MorphKVCache::write_new_rows(const ArrayView& keys, const ArrayView&
   return "";
 }
 
-// The queries that count, as floats: of the last tokens of the call, or all of a guide; false on NaN.
+// The queries that count, as floats: of the last tokens of the call, or all of a guide; false on
+// NaN.
 bool MorphKVCache::read_queries(const ArrayView* queries, Call call) {
   query_tokens_ = 0;
   if (queries == nullptr || !policy_->traits().needs_queries) return true;

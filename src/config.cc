@@ -22,8 +22,7 @@ void validate(const CacheConfig& c) {
   require(c.budget >= 1, budget + " is below 1: give at least 1 row per KV head");
   require(c.budget <= kMaxBudget, budget + " is above the limit of " + std::to_string(kMaxBudget) +
                                       " rows: lower the budget, or use policy full");
-  require(c.window >= 1,
-          number("window", c.window) + " is below 1: the window must be >= 1 token");
+  require(c.window >= 1, number("window", c.window) + " is below 1: the window must be >= 1 token");
   require(c.n_sink >= 0, number("n_sink", c.n_sink) + " is negative: use 0 for no sinks");
   require(c.n_sink < c.budget, number("n_sink", c.n_sink) + " is not below " + budget +
                                    ": lower n_sink or raise the budget");

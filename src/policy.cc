@@ -221,14 +221,15 @@ class NamedPolicy final : public Policy {
 std::unique_ptr<Policy> make_morphkv(const CacheConfig& config) {
   if (config.queries == QuerySource::kKeys) {
     return std::make_unique<NamedPolicy>(
-        config, PolicyTraits{
-                    .needs_keys = true, .evicts_per_token = true, .pools = true, .guided = true},
+        config,
+        PolicyTraits{.needs_keys = true, .evicts_per_token = true, .pools = true, .guided = true},
         [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
           return std::make_unique<KeysHead>(c, max_slots);
         });
   }
   return std::make_unique<NamedPolicy>(
-      config, PolicyTraits{.needs_keys = true, .needs_queries = true, .pools = true, .guided = true},
+      config,
+      PolicyTraits{.needs_keys = true, .needs_queries = true, .pools = true, .guided = true},
       [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
         return std::make_unique<AttentionHead>(c, max_slots);
       });

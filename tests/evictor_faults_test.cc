@@ -16,26 +16,6 @@ namespace {
 using llama_cpp::EngineError;
 using llama_cpp::ModelPtr;
 
-// Aborts the engine's work at the n-th question whether to; the engine asks after each node.
-class AbortAfter {
- public:
-  explicit AbortAfter(llama_context* context) { llama_set_abort_callback(context, ask, this); }
-  AbortAfter(const AbortAfter&) = delete;
-  AbortAfter& operator=(const AbortAfter&) = delete;
-  void arm(int questions) { left_ = questions; }
-  void disarm() { left_ = -1; }
-  bool fired() const { return left_ == 0; }
-  int left() const { return left_; }
-
- private:
-  static bool ask(void* self) {
-    int& left = static_cast<AbortAfter*>(self)->left_;
-    if (left > 0) --left;
-    return left == 0;
-  }
-  int left_ = -1;
-};
-
 // --- Aborted calls
 // --------------------------------------------------------------------------------
 

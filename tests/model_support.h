@@ -119,6 +119,26 @@ inline llama_context_params context_params(int threads = 1) {
   return params;
 }
 
+// Aborts the engine's work at the n-th question whether to; the engine asks after each node.
+class AbortAfter {
+ public:
+  explicit AbortAfter(llama_context* context) { llama_set_abort_callback(context, ask, this); }
+  AbortAfter(const AbortAfter&) = delete;
+  AbortAfter& operator=(const AbortAfter&) = delete;
+  void arm(int questions) { left_ = questions; }
+  void disarm() { left_ = -1; }
+  bool fired() const { return left_ == 0; }
+  int left() const { return left_; }
+
+ private:
+  static bool ask(void* self) {
+    int& left = static_cast<AbortAfter*>(self)->left_;
+    if (left > 0) --left;
+    return left == 0;
+  }
+  int left_ = -1;
+};
+
 // A context of llama.cpp as anybody would make it, without us; flash attention on, as we need it.
 inline llama_cpp::ContextPtr plain_context(llama_model* model, llama_context_params params,
                                            int n_ctx, int n_ubatch) {
@@ -170,6 +190,7 @@ struct BoundOptions {
   int micro_batch = 64;
   int call_tokens = 0;
   int n_batch = 0;  // most tokens of one llama_decode(); 0 = the micro-batch
+  int guide_tokens = 0;
   int threads = 1;
   ggml_backend_sched_eval_callback cb_eval = nullptr;
   void* cb_eval_user_data = nullptr;
@@ -194,7 +215,7 @@ class Bounded {
     params.n_ubatch = static_cast<std::uint32_t>(options.micro_batch);
     params.cb_eval = options.cb_eval;
     params.cb_eval_user_data = options.cb_eval_user_data;
-    notice_ = evictor_.attach(params, options.call_tokens);
+    notice_ = evictor_.attach(params, options.call_tokens, options.guide_tokens);
     if (options.n_batch > 0) params.n_batch = static_cast<std::uint32_t>(options.n_batch);
     context_.reset(llama_init_from_model(model_, params));
     if (!context_) throw std::runtime_error("no context " + engine());

@@ -228,6 +228,7 @@ TEST(Session, ACancelAtAnyMomentEndsInGoodOrder) {
 
 TEST(Session, ACancelOfTheTrainedModelTakesEffectWithinOnePieceOfThePrompt) {
   SessionOptions options = small_session(5);
+  options.prefill = Prefill::kStream;
   bool cancel = false;
   Session session(test_model(), options);
   const Tokens prompt = prose_tokens(400);
@@ -280,7 +281,9 @@ TEST(Session, AnswersAreTheSameAsInADecodeLoopOfOnesOwn) {
   for (std::size_t done = 0; done < prompt.size(); done += 64) {
     bounded.feed(std::span(prompt).subspan(done, std::min<std::size_t>(64, 200 - done)));
   }
-  EXPECT_EQ(answer_of(model.get(), small_session(60), prompt).tokens, generate(bounded, 60));
+  SessionOptions options = small_session(60);
+  options.prefill = Prefill::kStream;
+  EXPECT_EQ(answer_of(model.get(), options, prompt).tokens, generate(bounded, 60));
 }
 
 TEST(Session, ASeedGivesTheSameAnswerAgainAndAnotherSeedAnotherAnswer) {
@@ -346,7 +349,9 @@ TEST(Session, WhatCannotBeBoundedIsRefusedBeforeAnythingIsRead) {
 
 TEST(Session, ProgressStartsAtZeroRisesByMicroBatchesAndEndsAtThePromptsLength) {
   const ModelPtr model = make_tiny_model({});
-  const Answer answer = answer_of(model.get(), small_session(1), noise_tokens(150, kVocab));
+  SessionOptions options = small_session(1);
+  options.prefill = Prefill::kStream;
+  const Answer answer = answer_of(model.get(), options, noise_tokens(150, kVocab));
   EXPECT_EQ(answer.progress, (std::vector<int>{0, 64, 128, 150}));
   EXPECT_TRUE(answer.notices.empty());
 }

@@ -67,7 +67,8 @@ std::string to_json(const RunRecord& record) {
   json["policy"] = c.policy;
   json["queries"] = to_string(c.queries);
   json["prefill"] = to_string(record.options.prefill);
-  json["prefill_mode"] = record.result.prefill_mode ? to_string(*record.result.prefill_mode) : "at_once";
+  json["prefill_mode"] =
+      record.result.prefill_mode ? to_string(*record.result.prefill_mode) : "at_once";
   json["guide_tokens"] = record.result.guide_tokens;
   json["cache_type_k"] = ggml_type_name(record.options.type_k);
   json["cache_type_v"] = ggml_type_name(record.options.type_v);

@@ -155,7 +155,8 @@ class MorphKVCache final : public KVCache {
   // extend_and_fetch() it, run the question through the model with guide_and_fetch() in its place,
   // and evict(). (ARCHITECTURE.md, "guided prefill"; several questions may follow one another.)
   //
-  // As update_and_fetch(), but nothing is evicted: the rows stay until evict() or update_and_fetch().
+  // As update_and_fetch(), but nothing is evicted: the rows stay until evict() or
+  // update_and_fetch().
   KeysAndValues extend_and_fetch(const ArrayView& keys, const ArrayView& values);
   KeysAndValues extend_and_fetch(const ArrayView& keys, const ArrayView& values,
                                  const ArrayView& queries);
@@ -205,8 +206,8 @@ class MorphKVCache final : public KVCache {
                        Call call);
   void check(const ArrayView& keys, const ArrayView& values, const ArrayView* queries) const;
   void set_shape(std::int64_t batch, std::int64_t heads, std::int64_t dim, DType dtype);
-  std::string read_at_once(const ArrayView& keys, const ArrayView& values,
-                           const ArrayView* queries, Call call);
+  std::string read_at_once(const ArrayView& keys, const ArrayView& values, const ArrayView* queries,
+                           Call call);
   std::string read_in_blocks(const ArrayView& keys, const ArrayView& values);
   std::string write_new_rows(const ArrayView& keys, const ArrayView& values, std::size_t head,
                              std::uint16_t* key_rows, std::uint16_t* value_rows);

@@ -23,8 +23,8 @@ struct PolicyTraits {
   bool every_query = false;    // all queries of a call count, not only those of the last window;
                                // a host that cannot show them all shows the last ones
   bool evicts_per_token =
-      false;           // true: one eviction per token; false: all of a call leave at its end
-  bool pools = false;  // scores mean importance, so neighbours may lend theirs (config.pool)
+      false;            // true: one eviction per token; false: all of a call leave at its end
+  bool pools = false;   // scores mean importance, so neighbours may lend theirs (config.pool)
   bool guided = false;  // rows can be scored by a guide (HeadPolicy::score_by_guide)
 };
 
@@ -61,9 +61,9 @@ class HeadPolicy {
                       Workspace& workspace) = 0;
   // scores[rank] for every row held; the least one leaves. Higher = keep longer.
   virtual void score(const KeepSet& keep, std::span<float> scores, Workspace& workspace) = 0;
-  // With PolicyTraits::guided. scores[rank] as the tokens of a guide see the rows held, in any unit.
-  // guide.slots [token] are the last slots of `keep`, or slots that are not held and will not be;
-  // each token also sees the guide's tokens up to itself. Changes nothing that is remembered.
+  // With PolicyTraits::guided. scores[rank] as the tokens of a guide see the rows held, in any
+  // unit. guide.slots [token] are the last slots of `keep`, or slots that are not held and will not
+  // be; each token also sees the guide's tokens up to itself. Changes nothing that is remembered.
   virtual void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
                               Workspace& workspace) {
     static_cast<void>(keep);

@@ -30,10 +30,11 @@ class HeadRetention {
   // slots as victims().
   void append(const NewRows& rows, Position first_position, Workspace& workspace);
 
-  // The step in parts, for guided prefill: extend() appends and evicts nothing; guide() lets a guide
-  // rank the rows held (HeadPolicy::score_by_guide) and leaves no trace of its own rows; evict()
-  // lets the excess leave, by the guides since the last extend() if there were any, else as append()
-  // would. Several guides share the budget: a row is worth its best place with any of them.
+  // The step in parts, for guided prefill: extend() appends and evicts nothing; guide() lets a
+  // guide rank the rows held (HeadPolicy::score_by_guide) and leaves no trace of its own rows;
+  // evict() lets the excess leave, by the guides since the last extend() if there were any, else as
+  // append() would. Several guides share the budget: a row is worth its best place with any of
+  // them.
   void extend(const NewRows& rows, Position first_position, Workspace& workspace);
   void guide(const NewRows& guide, Workspace& workspace);
   void evict(Workspace& workspace);
@@ -99,7 +100,8 @@ class LayerRetention {
   void guide(const LayerCall& call, Workspace& workspace);
   void evict(Workspace& workspace);
 
-  // Slots that `head` gave up in the last append() or evict(), ascending. Equally many in every head.
+  // Slots that `head` gave up in the last append() or evict(), ascending. Equally many in every
+  // head.
   std::span<const int> victims(int head) const { return heads_[head].victims(); }
 
   // Moves that empty the slots `freed` in `head` (plan_row_moves). `freed` ascends, as long as

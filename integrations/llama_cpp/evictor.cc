@@ -112,6 +112,7 @@ class Evictor::Impl {
   void evaluate_one_token(llama_context* context) const;
   void allocate();
   void require_guided() const;
+  void require_sliding_rows_intact() const;
   bool poisons() const { return options_.poison_freed_rows.value_or(kDebugBuild); }
   void find_new_cells();
   LayerCall call_of(std::size_t layer, Position first_position, std::span<const int> slots);
@@ -144,8 +145,7 @@ class Evictor::Impl {
   double evict_ms_ = 0.0;
 };
 
-std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens,
-                                  int guide_tokens) {
+std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens, int guide_tokens) {
   if (params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED) {
     throw Unsupported(
         "flash attention is off: V is then stored transposed and queries cannot be read; "
@@ -265,9 +265,7 @@ namespace {
 class Timed {
  public:
   explicit Timed(double& sum_ms) : sum_ms_(sum_ms) {}
-  ~Timed() {
-    sum_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - start_).count();
-  }
+  ~Timed() { sum_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - start_).count(); }
   Timed(const Timed&) = delete;
   Timed& operator=(const Timed&) = delete;
 
@@ -303,8 +301,9 @@ void Evictor::Impl::hold(int asking) {
   find_new_cells();
   if (!new_cells_.empty()) {
     for (const int cell : new_cells_) ledger_->append(cell);
-    asking_cells_.assign(new_cells_.end() - std::min<std::ptrdiff_t>(asking, std::ssize(new_cells_)),
-                         new_cells_.end());
+    asking_cells_.assign(
+        new_cells_.end() - std::min<std::ptrdiff_t>(asking, std::ssize(new_cells_)),
+        new_cells_.end());
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       LayerCall call = call_of(i, first_position, new_cells_);
       layers_[i].retention.extend(call, *workspace_);
@@ -320,6 +319,7 @@ void Evictor::Impl::guide() {
   require_guided();
   const Timed timed(evict_ms_);
   find_new_cells();
+  require_sliding_rows_intact();
   if (!new_cells_.empty()) {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       layers_[i].retention.guide(call_of(i, offset(), new_cells_), *workspace_);
@@ -342,6 +342,20 @@ void Evictor::Impl::require_guided() const {
     throw std::invalid_argument("policy '" + options_.cache.policy +
                                 "' takes no guide: use policy morphkv");
   }
+}
+
+// In a sliding-window layer the engine writes a micro-batch over rows that its first token does not
+// see. Only the guide's first one does no harm: later ones reach rows that the text still needs.
+void Evictor::Impl::require_sliding_rows_intact() const {
+  const int n_swa = llama_model_n_swa(model_);
+  const int first = tap_.first_micro_batch();
+  const int tokens = static_cast<int>(tap_.cells().size());
+  if (n_swa == 0 || tokens <= first) return;
+  throw EngineError("a guide of " + std::to_string(tokens) +
+                    " tokens took more than one micro-batch (" + std::to_string(first) +
+                    " tokens, at most " + std::to_string(llama_n_ubatch(context_)) +
+                    "): rows of the model's sliding window of " + std::to_string(n_swa) +
+                    " tokens are lost; clear(), and give the guide in one micro-batch");
 }
 
 // Notes in new_cells_ where the tokens lie that the engine has kept since the last call: all that
@@ -373,7 +387,8 @@ void Evictor::Impl::find_new_cells() {
   }
 }
 
-// What the new tokens bring to one layer, those in `slots` its rows; the rows held are readable too.
+// What the new tokens bring to one layer, those in `slots` its rows; the rows held are readable
+// too.
 LayerCall Evictor::Impl::call_of(std::size_t i, Position first_position,
                                  std::span<const int> slots) {
   Layer& layer = layers_[i];

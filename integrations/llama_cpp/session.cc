@@ -47,6 +47,8 @@ void check_options(const SessionOptions& o) {
     refuse("micro-batch " + std::to_string(o.micro_batch) + " is below 1 token");
   if (o.threads < 0)
     refuse("threads " + std::to_string(o.threads) + " is negative: use 0 for one per core");
+  if (o.guide < 0)
+    refuse("guide " + std::to_string(o.guide) + " is negative: use 0 for the usual length");
   if (!(o.sampling.repeat_penalty > 0.0f) || !std::isfinite(o.sampling.repeat_penalty)) {
     refuse("repeat penalty " + std::to_string(o.sampling.repeat_penalty) +
            " is not above 0: use 1 for none");
@@ -117,6 +119,11 @@ Session::~Session() = default;
 SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbacks) {
   if (prompt.tokens.empty())
     throw std::invalid_argument("the prompt is empty: give at least one token");
+  if (prompt.question >= prompt.tokens.size()) {
+    throw std::invalid_argument("the question begins at token " + std::to_string(prompt.question) +
+                                ", the prompt has " + std::to_string(prompt.tokens.size()) +
+                                ": give an index below that, 0 for the whole prompt");
+  }
   if (!options_.allow_past_training) require_within_training(prompt.tokens.size(), trained_length_);
   active_ = &callbacks;
   const int tokens = static_cast<int>(prompt.tokens.size());
@@ -173,11 +180,11 @@ SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbac
 // Sizes of guided reading. A piece and its guide fill one micro-batch, or the piece half of it.
 // Returns the most tokens between two evictions.
 int Session::plan_guides(const Prompt& prompt) {
-  const int micro_batch =
-      bounded_micro_batch(options_.micro_batch, options_.evictor.cache.budget);
+  const int micro_batch = bounded_micro_batch(options_.micro_batch, options_.evictor.cache.budget);
   const int usual = std::min(kGuideTokens, std::max(1, micro_batch / 8));
   const auto question = static_cast<int>(prompt.tokens.size() - prompt.question);
-  tail_ = std::clamp(options_.guide > 0 ? options_.guide : usual, 1, std::min(question, micro_batch));
+  tail_ =
+      std::clamp(options_.guide > 0 ? options_.guide : usual, 1, std::min(question, micro_batch));
   int longest = prompt.guides.empty() ? tail_ : 0;
   for (const auto& guide : prompt.guides) {
     if (guide.empty()) throw std::invalid_argument("a guide is empty: give at least one token");
@@ -189,6 +196,7 @@ int Session::plan_guides(const Prompt& prompt) {
     longest = std::max(longest, static_cast<int>(guide.size()));
   }
   piece_ = std::max(micro_batch - longest, (micro_batch + 1) / 2);
+  if (!prompt.guides.empty()) piece_ = std::max(piece_, tail_);  // both are there at the end
   most_asking_ = std::max(longest, tail_);
   return piece_ + longest;
 }
@@ -251,8 +259,8 @@ bool Session::read_prompt(std::span<const llama_token> prompt, const SessionCall
   return true;
 }
 
-// Piece by piece: evaluate, let the guides say which rows matter, evict. At the end of the prompt its
-// own tokens ask.
+// Piece by piece: evaluate, let the guides say which rows matter, evict. At the end of the prompt
+// its own tokens ask.
 bool Session::read_guided(const Prompt& prompt, const SessionCallbacks& callbacks) {
   const int total = static_cast<int>(prompt.tokens.size());
   const std::vector<std::vector<llama_token>> own_end = {
@@ -264,10 +272,10 @@ bool Session::read_guided(const Prompt& prompt, const SessionCallbacks& callback
   for (int done = 0; done < total;) {
     report(done);
     const int rest = total - done;
-    int n = std::min(piece_, rest);
-    if (n < rest && rest - n < tail_) n = std::max(1, rest - tail_);  // the tail stays together
-    const bool last = n == rest;
-    bool going = last ? decode(prompt.tokens.subspan(done, n)) : evaluate(prompt.tokens.subspan(done, n));
+    const bool last = rest <= std::max(piece_, tail_);
+    const int n = last ? rest : std::min(piece_, rest - tail_);  // the tail stays together
+    bool going =
+        last ? decode(prompt.tokens.subspan(done, n)) : evaluate(prompt.tokens.subspan(done, n));
     done += n;
     evictor_.hold(last ? tail_ : 0);
     const bool asks = evictor_.stats().rows_kept > options_.evictor.cache.budget &&

@@ -99,6 +99,7 @@ QueriesView TensorTap::queries(std::size_t layer, int head, int tokens) {
 void TensorTap::clear_call() {
   cells_.clear();
   labels_.clear();
+  first_micro_batch_ = 0;
   for (QueryRing& ring : rings_) ring.seen = 0;
 }
 
@@ -158,6 +159,7 @@ void TensorTap::survey(ggml_tensor* node) {
 void TensorTap::note_cells(const ggml_tensor* node) {
   const ggml_tensor* indices = node->src[1];
   const std::size_t first = cells_.size();
+  if (first == 0) first_micro_batch_ = static_cast<int>(indices->ne[0]);
   cells_.resize(first + static_cast<std::size_t>(indices->ne[0]));
   ggml_backend_tensor_get(indices, cells_.data() + first, 0, ggml_nbytes(indices));
   // The tokens of a micro-batch have consecutive labels, in the memory since before its graph runs.

@@ -57,6 +57,8 @@ class TensorTap {
   // engine gave them.
   const std::vector<std::int64_t>& cells() const { return cells_; }
   const std::vector<llama_pos>& labels() const { return labels_; }
+  // How many of these tokens the first micro-batch had.
+  int first_micro_batch() const { return first_micro_batch_; }
   // Queries of KV head `head` of layers()[layer]: the last min(window, tokens) of them, oldest
   // first. [token, group, dim]. `tokens` = how many of the noted tokens count (an aborted call has
   // fewer).
@@ -89,6 +91,7 @@ class TensorTap {
   llama_memory_t memory_ = nullptr;
   std::vector<std::int64_t> cells_;
   std::vector<llama_pos> labels_;
+  int first_micro_batch_ = 0;
   std::vector<std::byte> staging_;
   ggml_backend_sched_eval_callback user_callback_ = nullptr;
   void* user_data_ = nullptr;

@@ -196,8 +196,7 @@ void bind_work(Class& c) {
        "config"_a.none() = nb::none(), "layer"_a = 0)
       .def("update_and_fetch",
            &fetch<&MorphKVCache::update_and_fetch, &MorphKVCache::update_and_fetch>, "keys"_a,
-           "values"_a,
-           "queries"_a.none() = nb::none(),
+           "values"_a, "queries"_a.none() = nb::none(),
            nb::sig("def update_and_fetch(self, keys: ArrayT, values: ArrayT, "
                    "queries: ArrayT | None = None) -> tuple[ArrayT, ArrayT]"),
            "Stores keys and values [B, H, S, D] of any float type and strides; returns the rows "

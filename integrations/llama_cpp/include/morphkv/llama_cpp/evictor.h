@@ -46,8 +46,8 @@ struct EvictorOptions {
   std::optional<bool> poison_freed_rows = std::nullopt;
 };
 
-// The micro-batch that attach() settles on, when `asked` tokens are asked for: it never outweighs the
-// budget.
+// The micro-batch that attach() settles on, when `asked` tokens are asked for: it never outweighs
+// the budget.
 int bounded_micro_batch(int asked, int budget);
 
 struct EvictorStats {
@@ -77,8 +77,8 @@ class Evictor {
 
   // Sets what eviction depends on: n_ctx = budget + max(n_ubatch, call_tokens), n_batch, flash
   // attention on, one sequence, sliding windows in their own cells, and cb_eval (one that is
-  // already set is called too). n_ubatch is lowered to bounded_micro_batch(). `call_tokens`: most tokens
-  // between two calls of after_decode(); 0 = n_ubatch. With policy full nothing leaves, and
+  // already set is called too). n_ubatch is lowered to bounded_micro_batch(). `call_tokens`: most
+  // tokens between two calls of after_decode(); 0 = n_ubatch. With policy full nothing leaves, and
   // call_tokens is the most tokens there will ever be. `guide_tokens`: most tokens that ask at once
   // as a guide (hold(), guide()). Returns one line for the user if it had to
   // change something the user chose, else "". Throws Unsupported for settings that exclude
@@ -99,8 +99,9 @@ class Evictor {
   // positions and ended with guide(), which lets its queries rank the rows held and removes it from
   // the engine without a trace; then evict(), down to the budget. With asking > 0 the last `asking`
   // tokens taken over rank the rows like a guide, and stay. Rows and guide must fit into n_ctx:
-  // attach() with call_tokens. Throw EngineError, std::invalid_argument for a policy that takes no
-  // guide.
+  // attach() with call_tokens. Of a model with sliding windows a guide must be one micro-batch, and
+  // clear() is all that is left after a longer one. Throw EngineError, std::invalid_argument for a
+  // policy that takes no guide.
   void hold(int asking = 0);
   void guide();
   void evict();

@@ -39,8 +39,8 @@ struct SamplingOptions {
 struct SessionOptions {
   EvictorOptions evictor;
   Prefill prefill = Prefill::kGuided;
-  // Tokens at the prompt's end that are its guide; 0 = kGuideTokens, less where that would cost more
-  // than an eighth of a micro-batch.
+  // Tokens at the prompt's end that are its guide; 0 = kGuideTokens, less where that would cost
+  // more than an eighth of a micro-batch.
   int guide = 0;
   SamplingOptions sampling;
   int max_tokens =
@@ -146,8 +146,8 @@ class Session {
   std::vector<llama_token_data> candidates_;
   const SessionCallbacks* active_ = nullptr;  // for the engine's abort callback
   std::size_t kv_bytes_peak_ = 0;
-  // Of a guided prompt: tokens of a piece, its last tokens that ask, most that ask at once, what the
-  // guides cost.
+  // Of a guided prompt: tokens of a piece, its last tokens that ask, most that ask at once, what
+  // the guides cost.
   int piece_ = 0;
   int tail_ = 0;
   int most_asking_ = 0;
