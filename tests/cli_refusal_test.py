@@ -28,13 +28,13 @@ class HelpTest(CliTest):
         self.assertEqual(text, self.show("run", "-h"))
         for flag in """-m --model -p --prompt -f --file -sys --system-prompt --chat --json -v
                 --verbose --budget --sinks --window --recent --pool --fuse --queries --policy
-                --prefill
+                --prefill --guide --guide-text --messages
                 --pin-system -ctk --cache-type-k -ctv --cache-type-v -n --predict --n-predict
                 -t --threads -ub --ubatch-size -ngl --n-gpu-layers --gpu-layers -fa --flash-attn
                 -s --seed --temp --temperature --top-k --top-p --min-p --repeat-penalty
                 --repeat-last-n --ignore-eos --allow-past-training""".split():
             self.assertRegex(text, rf"(?<![\w-]){flag}(?![\w-])")
-        for word in """morphkv streaming random full stream whole mean max attention keys f16 q8_0
+        for word in """morphkv streaming random full guided stream whole mean max attention keys f16 q8_0
                 q4_0""".split():
             self.assertIn(word, text)
 
@@ -97,7 +97,7 @@ class BadInputTest(CliTest):
         for flag, name, choices in (
                 ("--policy", "--policy", "morphkv, h2o, streaming, random, full"),
                 ("--fuse", "--fuse", "mean, max"), ("--queries", "--queries", "attention, keys"),
-                ("--prefill", "--prefill", "stream, whole"),
+                ("--prefill", "--prefill", "guided, stream, whole"),
                 ("-ctk", "--cache-type-k", "f16, q8_0, q4_0"),
                 ("-ctv", "--cache-type-v", "f16, q8_0, q4_0"),
                 ("-fa", "--flash-attn", "on, auto, off")):
@@ -121,6 +121,35 @@ class BadInputTest(CliTest):
         self.refuse("-p", "x", "-sys", "Be brief.", says=["--system-prompt", "add --chat"])
         self.refuse("-p", "x", "--pin-system", says=["--pin-system", "add --chat"])
         self.refuse("-p", "x", "--pin-system", "--chat", says=["--pin-system", "--system-prompt"])
+
+    def test_guides_that_nobody_would_ask(self):
+        self.refuse("-p", "x", "--guide", "8", "--prefill", "stream",
+                    says=["--guide", "--prefill guided", "stream"])
+        self.refuse("-p", "x", "--guide-text", "y", "--prefill", "whole", says=["whole"])
+        for flags in (("--prefill", "guided"), ("--guide", "8"), ("--guide-text", "y")):
+            self.refuse("-p", "x", "--policy", "streaming", *flags,
+                        says=["--policy 'streaming'", "takes no guide", "morphkv"])
+        self.refuse("-p", "x", "--guide-text", "", says=["--guide-text ''", "empty"])
+        self.refuse("-p", "x", "--guide-text", b"caf\xe9", says=["--guide-text", "byte 3"])
+        self.refuse("-p", "x", "--guide-text", "word " * 600,
+                    says=["a guide has 60", "one micro-batch of 512", "shorten it"])
+
+    def test_messages_that_are_none(self):
+        for content, says in (
+                ("", ["no JSON array"]), ("{}", ["no JSON array"]), ("[]", ["no JSON array"]),
+                ("[1]", ["message 0", 'no text "role"']),
+                ('[{"role": "user"}]', ["message 0", 'no text "content"']),
+                ('[{"role": "user", "content": 1}]', ['no text "content"']),
+                ('[{"role": "", "content": "x"}]', ['empty "role"']),
+                ('[{"role": "user", "content": "a\\u0000b"}]', ["NUL character at byte 1"]),
+                ('[{"role": "user", "content": "\xff"}]', ["no JSON array"])):
+            with self.subTest(content=content):
+                path = self.path("messages.json", content.encode("latin-1"))
+                self.refuse("--messages", path, says=["--messages", "messages.json", *says])
+        self.refuse("--messages", self.path("none.json"), says=["none.json", "cannot be read"])
+        self.refuse("--messages", self.folder, says=["cannot be read"])
+        system = self.path("system.json", '[{"role": "system", "content": "x"}]')
+        self.refuse("--messages", system, "-p", "y", "-sys", "z", says=["system message beside"])
 
     def test_pinned_system_message_beyond_the_budget(self):
         self.refuse("-p", "x", "--chat", "--pin-system", "-sys", "word " * 600,

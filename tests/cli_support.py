@@ -20,10 +20,11 @@ TRAINED = 8192
 PATIENCE = 1200  # seconds; the machine may be busy
 
 INTEGERS = """tokens_seen prompt_tokens generated_tokens rows_kept rows_evicted budget n_sink window
-recent pool kv_bytes_kept kv_bytes_allocated kv_bytes_peak kv_bytes_full peak_rss_bytes""".split()
-NUMBERS = """compression_ratio prefill_ms decode_ms evict_ms evict_decode_ms
+recent pool guide_tokens kv_bytes_kept kv_bytes_allocated kv_bytes_peak kv_bytes_full peak_rss_bytes""".split()
+NUMBERS = """compression_ratio prefill_ms guide_ms decode_ms evict_ms evict_decode_ms
 tokens_per_second""".split()
-STRINGS = """morphkv_version model policy queries fuse prefill cache_type_k cache_type_v
+STRINGS = """morphkv_version model policy queries fuse prefill prefill_mode cache_type_k
+cache_type_v
 finish_reason text""".split()
 
 FILLER = "The quick brown fox walks along the river and looks at the boats. "
@@ -131,6 +132,12 @@ class CliTest(unittest.TestCase):
         self.assertLessEqual(record["kv_bytes_allocated"], record["kv_bytes_peak"])
         self.assertLess(record["kv_bytes_peak"], record["peak_rss_bytes"])
         self.assertLessEqual(record["evict_decode_ms"], record["evict_ms"])
+        self.assertLessEqual(record["guide_ms"], record["prefill_ms"])
+        guided = record["prefill_mode"] == "guided"
+        self.assertEqual(record["guide_tokens"] > 0, guided)
+        # A prompt of two pieces needs its own end only.
+        if record["finish_reason"] != "interrupted" and record["prompt_tokens"] > 2 * record["budget"]:
+            self.assertEqual(record["guide_ms"] > 0, guided)
         self.assertGreaterEqual(record["recent"], record["window"])
 
         for word in ("prompt ", "answer ", "eviction ", "kept ", "KV cache ", "tokens/s"):

@@ -23,7 +23,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 
 class RecordTest(CliTest):
     def test_a_full_cache_has_exactly_the_bytes_of_its_budget(self):
-        for prefill in ("stream", "whole"):
+        for prefill in ("guided", "stream", "whole"):
             with self.subTest(prefill=prefill):
                 record = self.run_tool("-p", LONG, "-n", "4", "--ignore-eos", "--temp", "0",
                                        "--prefill", prefill).record
@@ -31,6 +31,7 @@ class RecordTest(CliTest):
                 self.assertEqual(record["kv_bytes_kept"], 11_796_480)
                 self.assertLessEqual(record["kv_bytes_allocated"], (512 + 512) * ROW_BYTES)
                 self.assertEqual((record["prefill"], record["finish_reason"]), (prefill, "length"))
+                self.assertEqual(record["prefill_mode"], prefill)
                 self.assertGreater(record["evict_ms"], 0)
                 self.assertGreater(record["tokens_per_second"], 0)
 
@@ -39,13 +40,14 @@ class RecordTest(CliTest):
                                "--sinks", "2", "--window", "6", "--recent", "12", "--pool", "3",
                                "--fuse", "max", "--queries", "keys").record
         expected = {"budget": 40, "n_sink": 2, "window": 6, "recent": 12, "pool": 3, "fuse": "max",
-                    "queries": "keys", "policy": "morphkv", "prefill": "stream", "model": MODEL,
+                    "queries": "keys", "policy": "morphkv", "prefill": "guided", "model": MODEL,
                     "rows_kept": 40, "generated_tokens": 3}
         self.assertEqual(record, record | expected)
 
     def test_below_the_budget_nothing_is_evicted(self):
         record = self.run_tool("-p", "Hello", "-n", "2", "--ignore-eos").record
         self.assertEqual((record["rows_evicted"], record["compression_ratio"]), (0, 1.0))
+        self.assertEqual(record["prefill_mode"], "at_once")
         self.assertEqual(record["evict_decode_ms"] <= record["decode_ms"], True)
 
     def test_no_tokens_are_generated_when_none_are_asked_for(self):
@@ -155,6 +157,57 @@ class PromptTest(CliTest):
         self.assertEqual((answer.code, answer.record["finish_reason"]), (0, "interrupted"))
 
 
+    def test_earlier_messages_come_before_the_newest_question(self):
+        history = [{"role": "system", "content": "Be brief."},
+                   {"role": "user", "content": "My name is Ada."},
+                   {"role": "assistant", "content": "Hello Ada!"}]
+        question = {"role": "user", "content": "What is my name?"}
+        path = self.path("messages.json", json.dumps(history))
+        answer = self.ask("--messages", path, "-p", question["content"])
+        whole = self.path("whole.json", json.dumps(history + [question]))
+        self.assertEqual(self.ask("--messages", whole), answer)
+        without_system = self.path("short.json", json.dumps(history[1:]))
+        self.assertEqual(self.ask("--messages", without_system, "-sys", "Be brief.", "-p",
+                                  question["content"]), answer)
+
+
+class GuideTest(CliTest):
+    """What a guide is, and what it costs; whether it helps is left to DemoTest and bench/recall."""
+    BASE = ("-p", FILLER * 20 + "What do we walk along?", "--budget", "64", "-n", "4",
+            "--ignore-eos", "--temp", "0")
+
+    def guide(self, *arguments):
+        return self.run_tool(*self.BASE, *arguments).record
+
+    def test_the_end_of_the_prompt_is_the_guide(self):
+        self.assertEqual(self.guide("--guide", "12")["guide_tokens"], 12)
+        self.assertEqual(self.guide()["guide_tokens"], 8)  # an eighth of a micro-batch of 64
+        self.assertEqual(self.guide("--guide", "100000")["guide_tokens"], 64)  # one micro-batch
+
+    def test_texts_guide_in_its_place_and_the_end_joins_them(self):
+        one = self.guide("--guide-text", "the river")["guide_tokens"]
+        two = self.guide("--guide-text", "the river", "--guide-text", "boats")["guide_tokens"]
+        self.assertTrue(8 < one < two, (one, two))
+        self.guide("--guide-text", "<|im_end|> -p")  # only text
+
+    def test_only_the_newest_question_of_a_chat_is_the_guide(self):
+        history = [{"role": "user", "content": FILLER * 20}, {"role": "assistant", "content": "Yes."}]
+        record = self.run_tool("--messages", self.path("m.json", json.dumps(history)), "-p", "Why?",
+                               "--budget", "64", "--guide", "60", "-n", "2", "--temp", "0").record
+        self.assertEqual(record["prefill_mode"], "guided")
+        self.assertLess(record["guide_tokens"], 16)
+
+    def test_a_policy_without_guides_reads_a_stream(self):
+        record = self.run_tool(*self.BASE, "--policy", "streaming").record
+        self.assertEqual((record["prefill_mode"], record["guide_tokens"]), ("stream", 0))
+
+    def test_reading_needs_no_more_memory_than_a_stream(self):
+        for text in (LONG, LONG * 3):
+            peaks = [self.run_tool("-p", text, "-n", "1", "--prefill", prefill).record["kv_bytes_peak"]
+                     for prefill in ("guided", "stream")]
+            self.assertEqual(peaks, [(512 + 512) * ROW_BYTES] * 2)
+
+
 class FlagTest(CliTest):
     TEXT = FILLER * 8  # about 110 tokens
     BASE = ("-p", TEXT, "--budget", "64", "-n", "8", "--ignore-eos", "--temp", "0")
@@ -191,6 +244,8 @@ class FlagTest(CliTest):
                     record = self.run_tool(*self.BASE, "--policy", policy,
                                            "--prefill", prefill).record
                     self.assertEqual((record["policy"], record["prefill"]), (policy, prefill))
+                    mode = "at_once" if policy == "full" else prefill
+                    self.assertEqual(record["prefill_mode"], mode)
                     self.assertEqual(record["generated_tokens"], 8)
 
     def test_every_choice_of_scoring_answers(self):
@@ -269,7 +324,7 @@ class InterruptTest(CliTest):
         return process
 
     def test_ctrl_c_while_the_prompt_is_read(self):
-        for prefill in ("stream", "whole"):
+        for prefill in ("guided", "stream", "whole"):
             with self.subTest(prefill=prefill):
                 answer = self.interrupt(self.start_reading("--prefill", prefill))
                 self.check(answer)
@@ -361,7 +416,7 @@ class StreamTest(CliTest):
         self.assertEqual(process.wait(PATIENCE), 0)
         shown = shown.decode("utf-8")
         self.assertRegex(shown, r"loading \[[#.]{30}\] +\d+ %")
-        self.assertRegex(shown, r"reading \[[#.]{30}\] +\d+ % \d+ / \d+ tokens")
+        self.assertRegex(shown, r"reading \[[#.]{30}\] +\d+ % \d+ / \d+ tokens, \d+ rows kept")
         self.assertIn("KV cache", shown)
         # Each bar is taken away before anything else is shown.
         for line in shown.replace("\r\n", "\n").split("\n"):

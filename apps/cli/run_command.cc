@@ -388,8 +388,6 @@ PreparedPrompt prepare(RunOptions& o) {
   } else {
     prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);
   }
-  if (!o.session.allow_past_training)
-    require_within_training(prompt.tokens.size(), trained_length(model));
   const llama_vocab* vocab = llama_model_get_vocab(model);
   for (const std::string& text : o.guide_texts) {
     std::vector<llama_token> guide = tokenize(model, text, false);
@@ -397,6 +395,7 @@ PreparedPrompt prepare(RunOptions& o) {
     if (llama_vocab_get_add_bos(vocab) && guide.size() > 1) guide.erase(guide.begin());
     prompt.guides.push_back(std::move(guide));
   }
+  check_prompt(prompt.view(), o.session, trained_length(model));
   return prompt;
 }
 

@@ -95,12 +95,30 @@ std::string_view to_string(Prefill prefill) {
   return "";
 }
 
-void require_within_training(std::size_t prompt_tokens, int trained_length) {
-  if (trained_length <= 0 || prompt_tokens <= static_cast<std::size_t>(trained_length)) return;
-  throw std::invalid_argument("the prompt has " + std::to_string(prompt_tokens) +
-                              " tokens, the model was trained for " +
-                              std::to_string(trained_length) +
-                              ": shorten it, or go beyond knowingly with --allow-past-training");
+void check_prompt(const Prompt& prompt, const SessionOptions& options, int trained_length) {
+  const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
+  const std::size_t tokens = prompt.tokens.size();
+  if (tokens == 0) refuse("the prompt is empty: give at least one token");
+  if (prompt.question >= tokens) {
+    refuse("the question begins at token " + std::to_string(prompt.question) +
+           ", the prompt has " + std::to_string(tokens) +
+           ": give an index below that, 0 for the whole prompt");
+  }
+  if (!options.allow_past_training && trained_length > 0 &&
+      tokens > static_cast<std::size_t>(trained_length)) {
+    refuse("the prompt has " + std::to_string(tokens) + " tokens, the model was trained for " +
+           std::to_string(trained_length) +
+           ": shorten it, or go beyond knowingly with --allow-past-training");
+  }
+  const int micro_batch = bounded_micro_batch(options.micro_batch, options.evictor.cache.budget);
+  for (const auto& guide : prompt.guides) {
+    if (guide.empty()) refuse("a guide is empty: give at least one token");
+    if (guide.size() > static_cast<std::size_t>(micro_batch)) {
+      refuse("a guide has " + std::to_string(guide.size()) +
+             " tokens, the limit is one micro-batch of " + std::to_string(micro_batch) +
+             ": shorten it");
+    }
+  }
 }
 
 Session::Session(const llama_model* model, const SessionOptions& options)
@@ -117,14 +135,7 @@ Session::Session(const llama_model* model, const SessionOptions& options)
 Session::~Session() = default;
 
 SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbacks) {
-  if (prompt.tokens.empty())
-    throw std::invalid_argument("the prompt is empty: give at least one token");
-  if (prompt.question >= prompt.tokens.size()) {
-    throw std::invalid_argument("the question begins at token " + std::to_string(prompt.question) +
-                                ", the prompt has " + std::to_string(prompt.tokens.size()) +
-                                ": give an index below that, 0 for the whole prompt");
-  }
-  if (!options_.allow_past_training) require_within_training(prompt.tokens.size(), trained_length_);
+  check_prompt(prompt, options_, trained_length_);
   active_ = &callbacks;
   const int tokens = static_cast<int>(prompt.tokens.size());
   const int budget = options_.evictor.cache.budget;
@@ -187,12 +198,6 @@ int Session::plan_guides(const Prompt& prompt) {
       std::clamp(options_.guide > 0 ? options_.guide : usual, 1, std::min(question, micro_batch));
   int longest = prompt.guides.empty() ? tail_ : 0;
   for (const auto& guide : prompt.guides) {
-    if (guide.empty()) throw std::invalid_argument("a guide is empty: give at least one token");
-    if (guide.size() > static_cast<std::size_t>(micro_batch)) {
-      throw std::invalid_argument("a guide has " + std::to_string(guide.size()) +
-                                  " tokens, the limit is one micro-batch of " +
-                                  std::to_string(micro_batch) + ": shorten it");
-    }
     longest = std::max(longest, static_cast<int>(guide.size()));
   }
   piece_ = std::max(micro_batch - longest, (micro_batch + 1) / 2);

@@ -9,10 +9,12 @@ are those of morphkv.MorphKVCache.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +24,7 @@ from ._core import CacheConfig, MorphKVCache
 
 __all__ = [
     "MorphKVKVCache",
+    "guided_prefill",
     "load_prompt_cache",
     "make_prompt_cache",
     "register_with_mlx_lm",
@@ -83,6 +86,8 @@ class MorphKVKVCache:
     morphkv_n_sink (4) and morphkv_window (8).
     """
 
+    _call = "update_and_fetch"  # what a call of the model means to the cache
+
     def __init__(self, config: Any = None, layer: int = 0) -> None:
         self._cache = MorphKVCache(_config_of(config), layer)
 
@@ -90,7 +95,8 @@ class MorphKVKVCache:
         """Stores [B, H, S, D] and returns the rows held before plus the new ones. Evaluates both
         arrays: which rows leave depends on their values."""
         mx.eval(keys, values)
-        return self._cache.update_and_fetch(keys, values)
+        rows: tuple[mx.array, mx.array] = getattr(self._cache, self._call)(keys, values)
+        return rows
 
     @property
     def _budget(self) -> int:
@@ -298,6 +304,53 @@ def make_prompt_cache(
     if not any(isinstance(cache, MorphKVKVCache) for cache in caches):
         raise ValueError("no layer of this model has a KV cache that a budget could bound")
     return caches
+
+
+@contextlib.contextmanager
+def _each_call_is(call: str, caches: list[MorphKVKVCache]) -> Iterator[None]:
+    for cache in caches:
+        cache._call = call
+    try:
+        yield
+    finally:
+        for cache in caches:
+            del cache._call
+
+
+def guided_prefill(
+    model: Any, prompt: mx.array, prompt_cache: list[Any], guide: int = 24, piece: int = 488
+) -> mx.array:
+    """Reads a long prompt [tokens] with its end in mind, in constant memory: after each piece the last
+    `guide` tokens ask which rows matter, and leave no trace. Returns the tokens still to be read,
+    for mlx_lm to go on with:
+
+        rest = morphkv.mlx.guided_prefill(model, prompt, caches)
+        mlx_lm.generate(model, tokenizer, rest, prompt_cache=caches)
+
+    Reads nothing when the prompt fits into the budget. ValueError when a layer has another cache,
+    which could not take a guide back."""
+    if guide < 1 or piece < 1:
+        raise ValueError(f"guide {guide}, piece {piece}: give at least 1 token")
+    for layer, cache in enumerate(prompt_cache):
+        if not isinstance(cache, MorphKVKVCache):
+            raise ValueError(
+                f"layer {layer} has a {type(cache).__name__}, which cannot take a guide back: "
+                "read the prompt without one"
+            )
+    rows = prompt_cache[0].size() + len(prompt)
+    if rows <= prompt_cache[0].config.budget:
+        return prompt
+    asking = prompt[-guide:]
+    done = 0
+    while len(prompt) - done > piece + len(asking):
+        with _each_call_is("extend_and_fetch", prompt_cache):
+            model(prompt[None, done : done + piece], cache=prompt_cache)
+        with _each_call_is("guide_and_fetch", prompt_cache):
+            model(asking[None], cache=prompt_cache)
+        for cache in prompt_cache:
+            cache._cache.evict()
+        done += piece
+    return prompt[done:]
 
 
 def register_with_mlx_lm() -> None:

@@ -2,6 +2,7 @@
 and chunked prefill: against the stock cache below the budget, and above it against the model fed
 with what a plain numpy cache under deferred eviction returns."""
 
+import copy
 import itertools
 
 import mlx.core as mx
@@ -97,6 +98,48 @@ def test_above_the_budget_the_logits_are_those_of_deferred_eviction(model, chunk
         assert cache.size() == 48
     assert tokens == expected_tokens
     np.testing.assert_array_equal(logprobs, expected)
+
+
+def test_a_guided_prompt_keeps_what_its_end_asks_for_and_the_guide_leaves_no_trace(model):
+    prompt = prompt_of(300)
+    caches = morphkv.mlx.make_prompt_cache(model, budget=64)
+    rest = morphkv.mlx.guided_prefill(model, prompt, caches, guide=10, piece=40)
+    assert len(rest) == 20 and [cache.offset for cache in caches] == [280] * LAYERS
+    assert all(cache.size() == 64 for cache in caches)
+
+    # The same with a copy of the caches for each guide.
+    plain = morphkv.mlx.make_prompt_cache(model, budget=64)
+    for done in range(0, 280, 40):
+        for cache in plain:
+            cache._call = "extend_and_fetch"
+        model(prompt[None, done : done + 40], cache=plain)
+        asked = copy.deepcopy(plain)
+        for cache in asked:
+            cache._call = "guide_and_fetch"
+        model(prompt[None, -10:], cache=asked)
+        for cache, with_guide in zip(plain, asked):
+            with_guide._cache.evict()
+            kept = set(with_guide.positions.flatten().tolist())
+            assert kept <= set(range(done + 40)), "a row of the guide stayed"
+            cache._cache = with_guide._cache
+    for cache, other in zip(caches, plain):
+        np.testing.assert_array_equal(cache.positions, other.positions)
+        np.testing.assert_array_equal(np.array(cache.keys.astype(mx.float32)),
+                                      np.array(other.keys.astype(mx.float32)))
+    streamed = morphkv.mlx.make_prompt_cache(model, budget=64)
+    model(prompt[None, :280], cache=streamed)
+    assert any((a.positions != b.positions).any() for a, b in zip(caches, streamed))
+
+
+def test_a_guided_prompt_within_the_budget_is_left_to_mlx_lm(model):
+    caches = morphkv.mlx.make_prompt_cache(model, budget=64)
+    prompt = prompt_of(64)
+    assert morphkv.mlx.guided_prefill(model, prompt, caches) is prompt
+    assert caches[0].empty()
+    with pytest.raises(ValueError, match="layer 0 has a KVCache"):
+        morphkv.mlx.guided_prefill(model, prompt, mlx_cache.make_prompt_cache(model))
+    with pytest.raises(ValueError, match="guide 0"):
+        morphkv.mlx.guided_prefill(model, prompt, caches, guide=0)
 
 
 def test_a_saved_prompt_goes_on_as_the_uninterrupted_one(model, tmp_path):

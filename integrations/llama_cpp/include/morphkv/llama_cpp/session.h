@@ -100,9 +100,9 @@ struct SessionResult {
   EvictorStats cache;             // at the end
 };
 
-// Throws std::invalid_argument when a prompt of so many tokens is longer than the model's trained
-// length (0 = unknown).
-void require_within_training(std::size_t prompt_tokens, int trained_length);
+// All that can be wrong with a prompt before a model is loaded: no tokens, more than the trained
+// length (0 = unknown), a question or guides that do not fit. Throws std::invalid_argument.
+void check_prompt(const Prompt& prompt, const SessionOptions& options, int trained_length);
 
 class Session {
  public:
@@ -113,8 +113,8 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Reads the prompt and generates. Once per session. Throws std::invalid_argument for an empty
-  // prompt or one beyond the trained length, EngineError when the engine fails.
+  // Reads the prompt and generates. Once per session. Throws std::invalid_argument
+  // (check_prompt()), EngineError when the engine fails.
   SessionResult run(const Prompt& prompt, const SessionCallbacks& callbacks);
   SessionResult run(std::span<const llama_token> tokens, const SessionCallbacks& callbacks) {
     return run(Prompt{.tokens = tokens}, callbacks);
