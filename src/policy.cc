@@ -23,7 +23,9 @@ class WindowHead : public HeadPolicy {
   void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
     fuse_window(window_, fusion_, keep, ws.slot_scores, scores);
   }
-  // Each token of the guide asks as a token of the window would, with its query or its stored key.
+  // Each token of the guide asks as a token of the window would, with its query or its stored key. A
+  // row counts as much as the token and query head that looks at it most: a question has words that
+  // look nowhere in particular, and a mean over them would drown those that do (docs/guided.md).
   void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
                       Workspace& ws) override {
     const auto held = keep.slots();
@@ -45,7 +47,7 @@ class WindowHead : public HeadPolicy {
                          .slot_limit = slot_limit,
                          .scale = guide.scale,
                          .softcap = guide.softcap,
-                         .fusion = fusion_};
+                         .fusion = Fusion::kMax};
       if (keys_ask) {
         args.queries = key_as_query(guide, t, ws);
         args.token = 0;

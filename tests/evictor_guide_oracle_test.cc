@@ -63,20 +63,20 @@ std::vector<double> scores_by(const CacheConfig& cache, const ProbedLayer& layer
     const Vectors seen(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(token.visible));
     for (const auto& query : token.queries) {
       const auto weights = softmax_of(query, seen, scale, own ? layer.softcap : 0.0);
-      const auto group = static_cast<double>(token.queries.size());
       for (std::size_t rank = 0; rank < std::min(held, weights.size()); ++rank) {
-        scores[rank] = cache.fusion == Fusion::kMean ? scores[rank] + weights[rank] / group
-                                                     : std::max(scores[rank], weights[rank]);
+        scores[rank] = std::max(scores[rank], weights[rank]);
       }
     }
   }
   return pooled(scores, cache.pool);
 }
 
-// places[rank], 0 = the best; of equal scores the later row is the better.
-std::vector<int> places_of(const std::vector<double>& scores) {
-  std::vector<int> order(scores.size());
-  std::iota(order.begin(), order.end(), 0);
+// places[rank] among the rows that may leave, 0 = the best; of equal scores the later row is the
+// better.
+std::vector<int> places_of(const CacheConfig& cache, const std::vector<double>& scores) {
+  const auto protected_rows = static_cast<std::size_t>(cache.n_sink + cache.protected_tail());
+  std::vector<int> order(scores.size() - std::min(scores.size(), protected_rows));
+  std::iota(order.begin(), order.end(), cache.n_sink);
   std::sort(order.begin(), order.end(), [&](int a, int b) {
     const double sa = scores[static_cast<std::size_t>(a)];
     const double sb = scores[static_cast<std::size_t>(b)];
@@ -231,7 +231,7 @@ class GuidedStream {
   }
 
   void rank(int layer, std::size_t head, const std::vector<double>& scores) {
-    const std::vector<int> places = places_of(scores);
+    const std::vector<int> places = places_of(options_.cache, scores);
     auto& best = places_[layer];
     best.resize(std::max(best.size(), head + 1));
     if (best[head].empty()) best[head] = places;

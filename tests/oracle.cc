@@ -68,8 +68,7 @@ void HeadOracle::guide(const std::vector<std::vector<double>>& keys,
       const auto weights = softmax_of(query, {rows.begin(), rows.begin() + visible}, scale,
                                       keys_ask ? 0.0 : softcap_);
       for (std::size_t rank = 0; rank < std::min(scores.size(), weights.size()); ++rank) {
-        scores[rank] = config_.fusion == Fusion::kMean ? scores[rank] + weights[rank]
-                                                       : std::max(scores[rank], weights[rank]);
+        scores[rank] = std::max(scores[rank], weights[rank]);
       }
     }
   }

@@ -478,7 +478,7 @@ RunCommand::RunCommand(CLI::App& app)
   // Otherwise the defaults of CacheConfig: trained models are scored by their own queries, with
   // neighbours.
   options_->session.evictor.cache.queries = QuerySource::kAttention;
-  options_->session.evictor.cache.pool = 7;
+  options_->session.evictor.cache.pool = 11;
   add_input_options(command_, *options_);
   add_cache_options(command_, *options_);
   add_engine_options(command_, *options_);

@@ -61,9 +61,10 @@ class HeadPolicy {
                       Workspace& workspace) = 0;
   // scores[rank] for every row held; the least one leaves. Higher = keep longer.
   virtual void score(const KeepSet& keep, std::span<float> scores, Workspace& workspace) = 0;
-  // With PolicyTraits::guided. scores[rank] as the tokens of a guide see the rows held, in any
-  // unit. guide.slots [token] are the last slots of `keep`, or slots that are not held and will not
-  // be; each token also sees the guide's tokens up to itself. Changes nothing that is remembered.
+  // With PolicyTraits::guided. scores[rank]: the most attention that a token of a guide pays to
+  // each row held. guide.slots [token] are the last slots of `keep`, or slots that are not held and
+  // will not be; each token also sees the guide's tokens up to itself. Changes nothing that is
+  // remembered.
   virtual void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
                               Workspace& workspace) {
     static_cast<void>(keep);
