@@ -18,11 +18,15 @@ configure: setup
 build: configure ## set up and build (release)
 	@cmake --build --preset release
 
-demo: configure ## set up, build, and answer from a prompt longer than the budget
+demo: configure ## set up, build, and answer from a prompt five times longer than the budget
 	@cmake --build --preset release --target morphkv_cli
 	@model=$$(scripts/setup model) && \
-	$(TOOL) run -m "$$model" --chat -f examples/demo_prompt.txt \
-	  --budget 512 --prefill whole -n 64 --temp 0 && \
+	ask() { $(TOOL) run -m "$$model" --chat -f examples/demo_prompt.txt \
+	  --budget 256 -ub 256 --temp 0 "$$@"; } && \
+	printf '%s\n' 'The code of the blue locker stands near the beginning of a letter of 1,400 tokens.' \
+	  '' '--- 256 rows, chosen with the question in mind ---' && ask -n 64 && \
+	printf '\n%s\n' '--- 256 rows, the most recent ones (--policy streaming) ---' && \
+	ask -n 24 --policy streaming && \
 	printf '\ntool:  %s\nmodel: %s\n' $(TOOL) "$$model"
 
 model: setup ## print the path of the test model, fetching it if need be
@@ -36,7 +40,8 @@ test-reference: setup ## run the reference's own tests against morphkv.mlx (`mak
 
 bench: build ## run the benchmarks
 	@model=$$(scripts/setup model) && \
-	build/release/bench/decode_speed -m "$$model" -f examples/demo_prompt.txt
+	build/release/bench/decode_speed -m "$$model" -f examples/demo_prompt.txt && \
+	build/release/bench/prefill_speed -m "$$model" -f examples/demo_prompt.txt
 	@tests/python/run build/release/tests/python install \
 	  python bench/reference_speed.py --cpp build/release/bench/cache_speed
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -17,10 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/kernels.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
-#include "morphkv/version.h"
+#include "report.h"
 
 namespace {
 
@@ -144,21 +142,6 @@ void check_answer(const Bench& b, const Arm& full, Arm bounded) {
     throw std::runtime_error("a budget that never fills does not give the full cache's tokens");
 }
 
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
-std::string date() {
-  const std::time_t now = std::time(nullptr);
-  char text[16];
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-  return text;
-}
-
 void print_table(const Json& report) {
   std::printf(
       "| cache | context | KV memory | ms per token (p10-p90) | tokens per second | vs full |\n");
@@ -198,14 +181,10 @@ Json measure(const Bench& b) {
   CacheConfig full = keys;
   full.policy = "full";
   check_answer(b, {"full", full}, {"morphkv", attention});
-  Json report = {{"benchmark", "decode_speed"},
-                 {"morphkv_version", kVersion},
-                 {"llama_version", llama_version()},
-                 {"cpu", cpu_name()},
-                 {"simd_target", kernels::target_name()},
-                 {"threads", b.threads},
-                 {"date", date()},
-                 {"budget", b.budget}};
+  Json report = bench::report_head("decode_speed");
+  report["llama_version"] = llama_version();
+  report["threads"] = b.threads;
+  report["budget"] = b.budget;
   report["arms"] = Json::array();
   report["arms"].push_back(measure_full(b, {"full", full}));
   report["arms"].push_back(measure_bounded(b, {"streaming", streaming}));

@@ -1,0 +1,37 @@
+// What every benchmark's report says of itself.
+#pragma once
+
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "kernels/kernels.h"
+#include "morphkv/version.h"
+
+namespace morphkv::bench {
+
+inline std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+inline std::string date() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
+inline nlohmann::ordered_json report_head(const std::string& benchmark) {
+  return {{"benchmark", benchmark},
+          {"morphkv_version", kVersion},
+          {"cpu", cpu_name()},
+          {"simd_target", kernels::target_name()},
+          {"date", date()}};
+}
+
+}  // namespace morphkv::bench
