@@ -66,12 +66,10 @@ class H2oHead final : public HeadPolicy {
   }
 
   void ask_with_key(const KeepSet& keep, const NewRows& rows, int token, Workspace& ws) {
-    const int dim = rows.keys.dim;
-    kernels::to_float(rows.keys.row(static_cast<int>(slot_of(rows, token))), rows.keys.dtype, dim,
-                      ws.queries.data());
-    const QueriesView query{ws.queries.data(), dim, dim, 1, 1, dim};
-    add(keep.slots(), keep.slot_limit(), query, 0, 1.0f / std::sqrt(static_cast<float>(dim)), 0.0f,
-        rows.keys, ws);
+    const QueriesView query =
+        key_as_query(rows.keys, static_cast<int>(slot_of(rows, token)), ws.queries);
+    add(keep.slots(), keep.slot_limit(), query, 0,
+        1.0f / std::sqrt(static_cast<float>(rows.keys.dim)), 0.0f, rows.keys, ws);
   }
 
   void ask_with_queries(const KeepSet& keep, const NewRows& rows, int count, Workspace& ws) {

@@ -23,9 +23,10 @@ class WindowHead : public HeadPolicy {
   void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
     fuse_window(window_, fusion_, keep, ws.slot_scores, scores);
   }
-  // Each token of the guide asks as a token of the window would, with its query or its stored key. A
-  // row counts as much as the token and query head that looks at it most: a question has words that
-  // look nowhere in particular, and a mean over them would drown those that do (docs/guided.md).
+  // Each token of the guide asks as a token of the window would, with its query or its stored key.
+  // A row counts as much as the token and query head that looks at it most: a question has words
+  // that look nowhere in particular, and a mean over them would drown those that do
+  // (docs/guided.md).
   void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
                       Workspace& ws) override {
     const auto held = keep.slots();
@@ -49,7 +50,8 @@ class WindowHead : public HeadPolicy {
                          .softcap = guide.softcap,
                          .fusion = Fusion::kMax};
       if (keys_ask) {
-        args.queries = key_as_query(guide, t, ws);
+        args.queries =
+            key_as_query(guide.keys, guide.slots[static_cast<std::size_t>(t)], ws.queries);
         args.token = 0;
         args.scale = 1.0f / std::sqrt(static_cast<float>(guide.keys.dim));
         args.softcap = 0.0f;
@@ -74,14 +76,6 @@ class WindowHead : public HeadPolicy {
   QuerySource source_;
   Fusion fusion_;
   WindowLogits window_;
-
- private:
-  static QueriesView key_as_query(const NewRows& rows, int token, Workspace& ws) {
-    const int dim = rows.keys.dim;
-    kernels::to_float(rows.keys.row(rows.slots[static_cast<std::size_t>(token)]), rows.keys.dtype,
-                      dim, ws.queries.data());
-    return {ws.queries.data(), dim, dim, 1, 1, dim};
-  }
 };
 
 // The rule of the reference page: stored keys ask, every row answers, one eviction per token.

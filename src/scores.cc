@@ -53,6 +53,11 @@ void add_attention_weights(const AttentionArgs& a, std::span<float> logits, floa
   }
 }
 
+QueriesView key_as_query(const RowsView& keys, int slot, std::span<float> out) {
+  kernels::to_float(keys.row(slot), keys.dtype, keys.dim, out.data());
+  return {out.data(), keys.dim, keys.dim, 1, 1, keys.dim};
+}
+
 void pool_scores(int pool, std::span<float> scores, std::span<float> scratch) {
   if (pool <= 1) return;
   const int n = static_cast<int>(scores.size());

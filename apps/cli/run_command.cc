@@ -300,8 +300,7 @@ struct PreparedPrompt {
 };
 
 void check_combinations(const RunOptions& o) {
-  const bool chat = o.chat || o.messages;
-  if (!chat && (!o.system.empty() || o.pin_system)) {
+  if (!o.chat && (!o.system.empty() || o.pin_system)) {
     throw std::invalid_argument(
         "--system-prompt and --pin-system are about chat templates: add --chat");
   }
@@ -367,11 +366,12 @@ PreparedPrompt prepare(RunOptions& o) {
     o.session.evictor.cache.seed = static_cast<std::uint64_t>(o.seed);
   }
   validate(o.session.evictor.cache);
+  o.chat = o.chat || o.messages;
   check_combinations(o);
   const ModelPtr vocabulary = load_model(o.model, {.vocab_only = true, .progress = {}});
   const llama_model* model = vocabulary.get();
   PreparedPrompt prompt;
-  if (o.chat || o.messages) {
+  if (o.chat) {
     const std::vector<ChatMessage> messages = gather_messages(o);
     const bool has_system = messages.front().role == "system";
     if (o.pin_system && !has_system) {

@@ -33,6 +33,9 @@ struct AttentionArgs {
 };
 void add_attention_weights(const AttentionArgs& args, std::span<float> logits, float* weights);
 
+// The stored key in `slot` as the only query of its group, 1 token; `out` [dim] holds it.
+QueriesView key_as_query(const RowsView& keys, int slot, std::span<float> out);
+
 // scores[rank] becomes the maximum over the `pool` nearest ranks (pool / 2 on each side). `scratch`
 // is as long.
 void pool_scores(int pool, std::span<float> scores, std::span<float> scratch);

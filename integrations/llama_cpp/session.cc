@@ -100,9 +100,8 @@ void check_prompt(const Prompt& prompt, const SessionOptions& options, int train
   const std::size_t tokens = prompt.tokens.size();
   if (tokens == 0) refuse("the prompt is empty: give at least one token");
   if (prompt.question >= tokens) {
-    refuse("the question begins at token " + std::to_string(prompt.question) +
-           ", the prompt has " + std::to_string(tokens) +
-           ": give an index below that, 0 for the whole prompt");
+    refuse("the question begins at token " + std::to_string(prompt.question) + ", the prompt has " +
+           std::to_string(tokens) + ": give an index below that, 0 for the whole prompt");
   }
   if (!options.allow_past_training && trained_length > 0 &&
       tokens > static_cast<std::size_t>(trained_length)) {
@@ -169,8 +168,7 @@ SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbac
 
   const Stopwatch prefill;
   const bool guided = result.prefill_mode == Prefill::kGuided;
-  const bool going =
-      guided ? read_guided(prompt, callbacks) : read_prompt(prompt.tokens, callbacks);
+  const bool going = guided ? read_guided(prompt) : read_prompt(prompt.tokens);
   if (going && whole) move_to_small_context();
   result.guide_ms = guide_ms_;
   result.prefill_ms = prefill.ms();
@@ -246,36 +244,35 @@ void Session::move_to_small_context() {
   evictor_.put_rows(rows);
 }
 
-bool Session::read_prompt(std::span<const llama_token> prompt, const SessionCallbacks& callbacks) {
+bool Session::read_prompt(std::span<const llama_token> prompt) {
   const bool evict_between = options_.prefill != Prefill::kWhole;
   const std::size_t piece = llama_n_ubatch(context_.get());
-  const int total = static_cast<int>(prompt.size());
   for (std::size_t done = 0; done < prompt.size();) {
-    if (callbacks.on_prompt) {
-      callbacks.on_prompt(static_cast<int>(done), total, evictor_.stats().rows_kept);
-    }
+    report_progress(done, prompt.size());
     const std::size_t n = std::min(piece, prompt.size() - done);
     const bool going = decode(prompt.subspan(done, n));
     done += n;
     if (evict_between || done == prompt.size() || !going) evictor_.after_decode();
     if (!going) return false;
   }
-  if (callbacks.on_prompt) callbacks.on_prompt(total, total, evictor_.stats().rows_kept);
+  report_progress(prompt.size(), prompt.size());
   return true;
+}
+
+void Session::report_progress(std::size_t done, std::size_t total) const {
+  if (!active_->on_prompt) return;
+  active_->on_prompt(static_cast<int>(done), static_cast<int>(total), evictor_.stats().rows_kept);
 }
 
 // Piece by piece: evaluate, let the guides say which rows matter, evict. At the end of the prompt
 // its own tokens ask.
-bool Session::read_guided(const Prompt& prompt, const SessionCallbacks& callbacks) {
+bool Session::read_guided(const Prompt& prompt) {
   const int total = static_cast<int>(prompt.tokens.size());
   const std::vector<std::vector<llama_token>> own_end = {
       {prompt.tokens.end() - tail_, prompt.tokens.end()}};
   const auto& guides = prompt.guides.empty() ? own_end : prompt.guides;
-  const auto report = [&](int done) {
-    if (callbacks.on_prompt) callbacks.on_prompt(done, total, evictor_.stats().rows_kept);
-  };
   for (int done = 0; done < total;) {
-    report(done);
+    report_progress(done, total);
     const int rest = total - done;
     const bool last = rest <= std::max(piece_, tail_);
     const int n = last ? rest : std::min(piece_, rest - tail_);  // the tail stays together
@@ -289,7 +286,7 @@ bool Session::read_guided(const Prompt& prompt, const SessionCallbacks& callback
     evictor_.evict();
     if (!going) return false;
   }
-  report(total);
+  report_progress(total, total);
   return true;
 }
 

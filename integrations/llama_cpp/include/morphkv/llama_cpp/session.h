@@ -127,8 +127,9 @@ class Session {
   int plan_guides(const Prompt& prompt);
   std::string make_context(int call_tokens);
   void move_to_small_context();
-  bool read_prompt(std::span<const llama_token> prompt, const SessionCallbacks& callbacks);
-  bool read_guided(const Prompt& prompt, const SessionCallbacks& callbacks);
+  bool read_prompt(std::span<const llama_token> prompt);
+  bool read_guided(const Prompt& prompt);
+  void report_progress(std::size_t done, std::size_t total) const;
   bool ask_guides(std::span<const std::vector<llama_token>> guides);
   FinishReason generate(const SessionCallbacks& callbacks, SessionResult& result);
   bool decode(std::span<const llama_token> tokens);
@@ -144,7 +145,7 @@ class Session {
   int trained_length_ = 0;     // 0 = unknown
   std::vector<float> logits_;  // of the next token
   std::vector<llama_token_data> candidates_;
-  const SessionCallbacks* active_ = nullptr;  // for the engine's abort callback
+  const SessionCallbacks* active_ = nullptr;  // during run()
   std::size_t kv_bytes_peak_ = 0;
   // Of a guided prompt: tokens of a piece, its last tokens that ask, most that ask at once, what
   // the guides cost.
