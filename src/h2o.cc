@@ -1,9 +1,6 @@
 #include "h2o.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <limits>
 
 #include "kernels/kernels.h"
 #include "morphkv/scores.h"
@@ -21,10 +18,15 @@ class H2oHead final : public HeadPolicy {
   void append(const KeepSet& keep, const NewRows& rows, int first, int count,
               Workspace& ws) override {
     for (int t = first; t < first + count; ++t) total_[slot_of(rows, t)] = 0.0f;
-    if (source_ == QuerySource::kKeys) {
-      ask_with_key(keep, rows, first, ws);
-    } else {
-      ask_with_queries(keep, rows, count, ws);
+    const auto asking =
+        rows.slots.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+    AttentionPass pass(asked_by(source_, rows, asking, keep.held(), fusion_), ws);
+    const int limit = keep.held().limit();
+    const float once = 1.0f;
+    while (pass.next()) {
+      std::fill_n(ws.slot_scores.begin(), limit, 0.0f);
+      pass.add_to(ws.slot_scores.data());
+      kernels::add_scaled({ws.slot_scores.data(), 0, &once, 1}, limit, total_.data());
     }
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
@@ -63,41 +65,6 @@ class H2oHead final : public HeadPolicy {
  private:
   static std::size_t slot_of(const NewRows& rows, int token) {
     return static_cast<std::size_t>(rows.slots[static_cast<std::size_t>(token)]);
-  }
-
-  void ask_with_key(const KeepSet& keep, const NewRows& rows, int token, Workspace& ws) {
-    const QueriesView query =
-        key_as_query(rows.keys, static_cast<int>(slot_of(rows, token)), ws.queries);
-    add(keep.slots(), keep.slot_limit(), query, 0,
-        1.0f / std::sqrt(static_cast<float>(rows.keys.dim)), 0.0f, rows.keys, ws);
-  }
-
-  void ask_with_queries(const KeepSet& keep, const NewRows& rows, int count, Workspace& ws) {
-    const int shown = rows.queries.tokens;
-    for (int t = shown - std::min(shown, count); t < shown; ++t) {
-      const auto visible = static_cast<std::size_t>(keep.size() - (shown - 1 - t));
-      add(keep.slots().first(visible), keep.slot_limit(), rows.queries, t, rows.scale, rows.softcap,
-          rows.keys, ws);
-    }
-  }
-
-  void add(std::span<const int> visible, int slot_limit, const QueriesView& queries, int token,
-           float scale, float softcap, const RowsView& keys, Workspace& ws) {
-    add_attention_weights({.queries = queries,
-                           .token = token,
-                           .keys = keys,
-                           .visible_slots = visible,
-                           .slot_limit = slot_limit,
-                           .scale = scale,
-                           .softcap = softcap,
-                           .fusion = fusion_},
-                          ws.logits, weights_of(slot_limit, ws));
-    kernels::add_scaled(ws.slot_scores.data(), slot_limit, 1.0f, total_.data());
-  }
-
-  static float* weights_of(int slot_limit, Workspace& ws) {
-    std::fill_n(ws.slot_scores.begin(), slot_limit, 0.0f);
-    return ws.slot_scores.data();
   }
 
   QuerySource source_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstdlib>
 
 namespace morphkv {
 namespace {
@@ -20,46 +21,65 @@ void erase_ranks(std::vector<T>& values, std::span<const int> ranks) {
 
 }  // namespace
 
-KeepSet::KeepSet(int max_slots) { reserve(max_slots); }
-
-int KeepSet::slot_limit() const {
-  int limit = 0;
-  for (const int slot : slots_) limit = std::max(limit, slot + 1);
-  return limit;
+void SlotSet::shift(int first, int last, int by) {
+  if (first >= last) return;
+  if (next(first, ~std::uint64_t{0}) >= last) {
+    // Of a run only the ends are seen to move.
+    const int n = std::min(std::abs(by), last - first);
+    for (int i = 0; i < n; ++i) remove(by < 0 ? last - 1 - i : first + i);
+    for (int i = 0; i < n; ++i) add(by < 0 ? first + by + i : last + by - 1 - i);
+    return;
+  }
+  for (int i = 0; i < last - first; ++i) {
+    const int slot = by < 0 ? first + i : last - 1 - i;
+    if (!contains(slot)) continue;
+    remove(slot);
+    add(slot + by);
+  }
 }
+
+KeepSet::KeepSet(int max_slots) : held_(max_slots) { reserve(max_slots); }
 
 void KeepSet::append(int slot, Position position) {
   assert(slots_.size() < slots_.capacity());
   assert(positions_.empty() || position > positions_.back());
+  assert(!held_.contains(slot));
   slots_.push_back(slot);
   positions_.push_back(position);
+  held_.add(slot);
 }
 
 void KeepSet::erase(std::span<const int> ranks) {
   assert(std::is_sorted(ranks.begin(), ranks.end()));
+  for (const int rank : ranks) held_.remove(slots_[static_cast<std::size_t>(rank)]);
   erase_ranks(slots_, ranks);
   erase_ranks(positions_, ranks);
 }
 
 void KeepSet::move(int from, int to) {
-  assert(std::find(slots_.begin(), slots_.end(), to) == slots_.end());
+  assert(!held_.contains(to));
   const auto row = std::find(slots_.begin(), slots_.end(), from);
   assert(row != slots_.end());
   *row = to;
+  held_.remove(from);
+  held_.add(to);
 }
 
 void KeepSet::shift(int first, int last, int by) {
   for (int& slot : slots_) slot += slot >= first && slot < last ? by : 0;
+  held_.shift(first, last, by);
 }
 
 void KeepSet::clear() {
   slots_.clear();
   positions_.clear();
+  held_.clear();
 }
 
 void KeepSet::reserve(int max_slots) {
   slots_.reserve(static_cast<std::size_t>(max_slots));
   positions_.reserve(static_cast<std::size_t>(max_slots));
+  held_.reserve(max_slots);
 }
 
 }  // namespace morphkv

@@ -29,36 +29,14 @@ class WindowHead : public HeadPolicy {
   // (docs/guided.md).
   void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
                       Workspace& ws) override {
-    const auto held = keep.slots();
-    const auto tokens = static_cast<int>(guide.slots.size());
-    const bool rows_stay = !held.empty() && tokens > 0 && held.back() == guide.slots.back();
-    auto end = std::copy(held.begin(), held.end(), ws.ranks.begin());
-    if (!rows_stay) end = std::copy(guide.slots.begin(), guide.slots.end(), end);
-    const std::span<const int> seen(ws.ranks.begin(), end);
-    const int slot_limit = seen.empty() ? 0 : *std::max_element(seen.begin(), seen.end()) + 1;
-
-    std::fill_n(ws.slot_scores.begin(), slot_limit, 0.0f);
-    const bool keys_ask = source_ == QuerySource::kKeys;
-    const int asking = keys_ask ? tokens : std::min(tokens, guide.queries.tokens);
-    for (int t = tokens - asking; t < tokens; ++t) {
-      AttentionArgs args{.queries = guide.queries,
-                         .token = guide.queries.tokens - tokens + t,
-                         .keys = guide.keys,
-                         .visible_slots = seen.first(seen.size() - (tokens - 1 - t)),
-                         .slot_limit = slot_limit,
-                         .scale = guide.scale,
-                         .softcap = guide.softcap,
-                         .fusion = Fusion::kMax};
-      if (keys_ask) {
-        args.queries =
-            key_as_query(guide.keys, guide.slots[static_cast<std::size_t>(t)], ws.queries);
-        args.token = 0;
-        args.scale = 1.0f / std::sqrt(static_cast<float>(guide.keys.dim));
-        args.softcap = 0.0f;
-      }
-      add_attention_weights(args, ws.logits, ws.slot_scores.data());
+    ws.seen = keep.held();
+    for (const int slot : guide.slots) ws.seen.add(slot);
+    std::fill_n(ws.slot_scores.begin(), ws.seen.limit(), 0.0f);
+    AttentionPass pass(asked_by(source_, guide, guide.slots, ws.seen, Fusion::kMax), ws);
+    while (pass.next()) pass.add_to(ws.slot_scores.data());
+    for (int rank = 0; rank < keep.size(); ++rank) {
+      scores[rank] = ws.slot_scores[keep.slots()[rank]];
     }
-    for (int rank = 0; rank < keep.size(); ++rank) scores[rank] = ws.slot_scores[held[rank]];
   }
   void erase(int slot) override { window_.erase(slot); }
   void move(int from, int to) override { window_.move(from, to); }
@@ -88,7 +66,7 @@ class KeysHead final : public WindowHead {
               Workspace& ws) override {
     const int in_block = first % Workspace::kBlock;
     if (in_block == 0) multiply_block(keep, rows, first, ws);
-    window_.push_key(keep.slots(), ws.logits.data() + block_offset(in_block));
+    window_.push_key(keep.slots().back(), keep.held(), ws.logits.data() + block_offset(in_block));
   }
 
   std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<KeysHead>(*this); }
@@ -111,17 +89,19 @@ class KeysHead final : public WindowHead {
                         ws.queries.data() + t * static_cast<std::size_t>(dim));
     }
     // The first token of the block is already held; the others follow.
-    std::copy(keep.slots().begin(), keep.slots().end(), ws.ranks.begin());
-    std::copy(tokens.begin() + 1, tokens.end(), ws.ranks.begin() + keep.size());
-    kernels::dot_rows({.queries = ws.queries.data(),
-                       .query_stride = dim,
-                       .n_queries = static_cast<int>(tokens.size()),
-                       .rows = rows.keys,
-                       .slots = ws.ranks.data(),
-                       .n_slots = keep.size() + static_cast<int>(tokens.size()) - 1,
-                       .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
-                       .out = ws.logits.data(),
-                       .out_stride = window_.max_slots()});
+    ws.seen = keep.held();
+    for (const int slot : tokens) ws.seen.add(slot);
+    ws.seen.for_each_run([&](int first_slot, int last_slot) {
+      kernels::dot_rows({.queries = ws.queries.data(),
+                         .query_stride = dim,
+                         .n_queries = static_cast<int>(tokens.size()),
+                         .rows = rows.keys,
+                         .first_slot = first_slot,
+                         .last_slot = last_slot,
+                         .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                         .out = ws.logits.data(),
+                         .out_stride = window_.max_slots()});
+    });
   }
 };
 
@@ -133,21 +113,10 @@ class AttentionHead final : public WindowHead {
 
   void append(const KeepSet& keep, const NewRows& rows, int /*first*/, int count,
               Workspace& ws) override {
-    const int slot_limit = keep.slot_limit();
     // Only the last `window` tokens still ask when the call is over.
-    const int asking = std::min({rows.queries.tokens, count, window_.window()});
-    for (int t = rows.queries.tokens - asking; t < rows.queries.tokens; ++t) {
-      const int visible = keep.size() - (rows.queries.tokens - 1 - t);
-      add_attention_weights({.queries = rows.queries,
-                             .token = t,
-                             .keys = rows.keys,
-                             .visible_slots = keep.slots().first(static_cast<std::size_t>(visible)),
-                             .slot_limit = slot_limit,
-                             .scale = rows.scale,
-                             .softcap = rows.softcap,
-                             .fusion = fusion_},
-                            ws.logits, window_.push_query());
-    }
+    const auto asking = static_cast<std::size_t>(std::min(count, window_.window()));
+    AttentionPass pass(asked_by(source_, rows, rows.slots.last(asking), keep.held(), fusion_), ws);
+    while (pass.next()) pass.add_to(window_.push_query());
   }
 
   std::unique_ptr<HeadPolicy> clone() const override {
@@ -280,11 +249,13 @@ const Entry* find_policy(std::string_view name) {
 
 Workspace::Workspace(int max_slots, int max_group, int max_dim)
     : logits(static_cast<std::size_t>(std::max(kBlock, max_group)) * max_slots),
-      queries(static_cast<std::size_t>(kBlock) * max_dim),
+      queries(static_cast<std::size_t>(std::max(kBlock, max_group)) * max_dim),
+      factors(max_group),
       slot_scores(max_slots),
       scores(max_slots),
-      pooled(max_slots),
-      ranks(2 * static_cast<std::size_t>(max_slots)) {}
+      pooled(3 * static_cast<std::size_t>(max_slots)),
+      ranks(2 * static_cast<std::size_t>(max_slots)),
+      seen(max_slots) {}
 
 std::unique_ptr<Policy> make_policy(const CacheConfig& config) {
   validate(config);

@@ -10,65 +10,119 @@ namespace morphkv {
 
 void fuse_window(WindowLogits& window, Fusion fusion, const KeepSet& keep,
                  std::span<float> slot_scores, std::span<float> scores) {
-  const int limit = keep.slot_limit();
+  const int limit = keep.held().limit();
   std::fill_n(slot_scores.data(), limit, 0.0f);
-  for (int i = 0; i < window.queries(); ++i) {
-    const float inverse = 1.0f / window.normaliser(i, limit);
-    if (fusion == Fusion::kMean) {
-      kernels::add_scaled(window.weights(i), limit, inverse / static_cast<float>(window.queries()),
-                          slot_scores.data());
-    } else {
-      kernels::max_scaled(window.weights(i), limit, inverse, slot_scores.data());
-    }
-  }
-  for (int rank = 0; rank < keep.size(); ++rank) scores[rank] = slot_scores[keep.slots()[rank]];
+  const bool mean = fusion == Fusion::kMean;
+  const float share = mean ? 1.0f / static_cast<float>(std::max(1, window.queries())) : 1.0f;
+  const kernels::ScaledRows rows{.x = window.weights(0),
+                                 .stride = window.max_slots(),
+                                 .factors = window.factors(limit, share).data(),
+                                 .rows = window.queries()};
+  (mean ? kernels::add_scaled : kernels::max_scaled)(rows, limit, slot_scores.data());
+  const int* slots = keep.slots().data();
+  const float* of_slot = slot_scores.data();
+  for (int rank = 0; rank < keep.size(); ++rank) scores[rank] = of_slot[slots[rank]];
 }
 
-void add_attention_weights(const AttentionArgs& a, std::span<float> logits, float* weights) {
-  const int group = a.queries.group;
-  std::fill_n(logits.data(), static_cast<std::size_t>(group) * a.slot_limit,
-              -std::numeric_limits<float>::infinity());
-  kernels::dot_rows({.queries = a.queries.query(a.token, 0),
-                     .query_stride = a.queries.group_stride,
-                     .n_queries = group,
-                     .rows = a.keys,
-                     .slots = a.visible_slots.data(),
-                     .n_slots = static_cast<int>(a.visible_slots.size()),
-                     .scale = a.scale,
-                     .out = logits.data(),
-                     .out_stride = a.slot_limit});
-  for (int g = 0; g < group; ++g) {
-    float* row = logits.data() + static_cast<std::size_t>(g) * a.slot_limit;
-    if (a.softcap > 0.0f) {
-      for (const int slot : a.visible_slots)
-        row[slot] = a.softcap * std::tanh(row[slot] / a.softcap);
+AttentionArgs asked_by(QuerySource source, const NewRows& rows, std::span<const int> slots,
+                       const SlotSet& seen, Fusion fusion) {
+  if (source == QuerySource::kKeys) {
+    return {.queries = {},
+            .slots = slots,
+            .keys = rows.keys,
+            .rows = seen,
+            .scale = 1.0f / std::sqrt(static_cast<float>(rows.keys.dim)),
+            .softcap = 0.0f,
+            .fusion = fusion};
+  }
+  const auto shown = static_cast<std::size_t>(rows.queries.tokens);
+  return {.queries = rows.queries,
+          .slots = slots.last(std::min(slots.size(), shown)),
+          .keys = rows.keys,
+          .rows = seen,
+          .scale = rows.scale,
+          .softcap = rows.softcap,
+          .fusion = fusion};
+}
+
+AttentionPass::AttentionPass(const AttentionArgs& args, Workspace& workspace)
+    : args_(args),
+      ws_(workspace),
+      group_(args.queries.data == nullptr ? 1 : args.queries.group),
+      limit_(args.rows.limit()),
+      block_(std::max(1, Workspace::kBlock / group_)) {}
+
+bool AttentionPass::next() {
+  if (++token_ >= static_cast<int>(args_.slots.size())) return false;
+  if (token_ % block_ == 0) multiply();
+  return true;
+}
+
+// Logits [token, group, slot] of the next tokens with all rows; what lies between the rows becomes
+// -infinity.
+void AttentionPass::multiply() {
+  const int tokens = std::min(block_, static_cast<int>(args_.slots.size()) - token_);
+  gather_queries(tokens);
+  const int n_queries = tokens * group_;
+  const auto row = [&](int q) { return ws_.logits.data() + static_cast<std::size_t>(q) * limit_; };
+  int done = 0;
+  args_.rows.for_each_run([&](int first, int last) {
+    kernels::dot_rows({.queries = ws_.queries.data(),
+                       .query_stride = args_.keys.dim,
+                       .n_queries = n_queries,
+                       .rows = args_.keys,
+                       .first_slot = first,
+                       .last_slot = last,
+                       .scale = args_.scale,
+                       .out = ws_.logits.data(),
+                       .out_stride = limit_});
+    for (int q = 0; q < n_queries; ++q) {
+      std::fill(row(q) + done, row(q) + first, -std::numeric_limits<float>::infinity());
+      if (args_.softcap <= 0.0f) continue;
+      for (int slot = first; slot < last; ++slot)
+        row(q)[slot] = args_.softcap * std::tanh(row(q)[slot] / args_.softcap);
     }
-    kernels::exp_shifted(row, a.slot_limit, kernels::max_of(row, a.slot_limit), row);
-    const float inverse = 1.0f / kernels::sum_of(row, a.slot_limit);
-    if (a.fusion == Fusion::kMean) {
-      kernels::add_scaled(row, a.slot_limit, inverse / static_cast<float>(group), weights);
-    } else {
-      kernels::max_scaled(row, a.slot_limit, inverse, weights);
+    done = last;
+  });
+}
+
+void AttentionPass::gather_queries(int tokens) {
+  const int dim = args_.keys.dim;
+  const int skipped = args_.queries.tokens - static_cast<int>(args_.slots.size());
+  float* query = ws_.queries.data();
+  for (int t = token_; t < token_ + tokens; ++t) {
+    for (int g = 0; g < group_; ++g, query += dim) {
+      if (args_.queries.data == nullptr) {
+        const int slot = args_.slots[static_cast<std::size_t>(t)];
+        kernels::to_float(args_.keys.row(slot), args_.keys.dtype, dim, query);
+      } else {
+        std::copy_n(args_.queries.query(skipped + t, g), dim, query);
+      }
     }
   }
 }
 
-QueriesView key_as_query(const RowsView& keys, int slot, std::span<float> out) {
-  kernels::to_float(keys.row(slot), keys.dtype, keys.dim, out.data());
-  return {out.data(), keys.dim, keys.dim, 1, 1, keys.dim};
+void AttentionPass::add_to(float* weights) {
+  const bool mean = args_.fusion == Fusion::kMean;
+  const float share = mean ? 1.0f / static_cast<float>(group_) : 1.0f;
+  float* logits = ws_.logits.data() + static_cast<std::size_t>(token_ % block_ * group_) * limit_;
+  for (int g = 0; g < group_; ++g) {
+    float* row = logits + static_cast<std::size_t>(g) * limit_;
+    for (const int later : args_.slots.subspan(static_cast<std::size_t>(token_) + 1))
+      row[later] = -std::numeric_limits<float>::infinity();
+    kernels::exp_shifted(row, limit_, kernels::max_of(row, limit_), row);
+    ws_.factors[static_cast<std::size_t>(g)] = share / kernels::sum_of(row, limit_);
+  }
+  const kernels::ScaledRows rows{
+      .x = logits, .stride = limit_, .factors = ws_.factors.data(), .rows = group_};
+  (mean ? kernels::add_scaled : kernels::max_scaled)(rows, limit_, weights);
 }
 
 void pool_scores(int pool, std::span<float> scores, std::span<float> scratch) {
-  if (pool <= 1) return;
+  if (pool <= 1 || scores.empty()) return;
   const int n = static_cast<int>(scores.size());
-  const int reach = pool / 2;
-  std::copy(scores.begin(), scores.end(), scratch.begin());
-  for (int shift = 1; shift <= std::min(reach, n - 1); ++shift) {
-    for (int rank = 0; rank + shift < n; ++rank) {
-      scores[rank] = std::max(scores[rank], scratch[rank + shift]);
-      scores[rank + shift] = std::max(scores[rank + shift], scratch[rank]);
-    }
-  }
+  kernels::max_of_neighbours(scores.data(), n, std::min(pool / 2, n), scratch.data(),
+                             scores.data());
 }
 
 }  // namespace morphkv

@@ -22,33 +22,41 @@ constexpr float kMinNormaliser = 1e-4f;
 WindowLogits::WindowLogits(QuerySource source, int window, int max_slots)
     : source_(source), window_(window), max_slots_(max_slots) {
   weights_.assign(offset(window), 0.0f);
+  factors_.assign(static_cast<std::size_t>(window), 1.0f);
   if (source_ == QuerySource::kKeys) {
     logits_.assign(offset(window), kNotHeld);
     reference_.assign(static_cast<std::size_t>(window), 0.0f);
     query_slot_.assign(static_cast<std::size_t>(window), -1);
+    column_.assign(static_cast<std::size_t>(window), 0.0f);
   }
 }
 
-void WindowLogits::push_key(std::span<const int> keep_slots, const float* logits) {
-  const int newcomer = keep_slots.back();
+void WindowLogits::push_key(int newcomer, const SlotSet& held, const float* logits) {
+  const int limit = held.limit();
+  // The newcomer's column in the rows of the older queries, with the same exp as refresh() uses, so
+  // that equal logits keep giving equal weights.
+  for (int i = 0; i < filled_; ++i) {
+    column_[i] = logits_[offset(i) + newcomer] = logits[query_slot_[i]];
+  }
+  kernels::exp_shifted(column_.data(), filled_, reference_.data(), column_.data());
+  for (int i = 0; i < filled_; ++i) weights_[offset(i) + newcomer] = column_[i];
+
   const int ring_row = next_;
   next_ = (next_ + 1) % window_;
   filled_ = std::min(filled_ + 1, window_);
-
-  for (int i = 0; i < filled_; ++i) {
-    if (i == ring_row) continue;
-    const float logit = logits[query_slot_[i]];
-    logits_[offset(i) + newcomer] = logit;
-    // The same exp as refresh() uses, so that equal logits keep giving equal weights.
-    kernels::exp_shifted(&logit, 1, reference_[i], &weights_[offset(i) + newcomer]);
-    if (logit - reference_[i] > kMaxAboveReference) refresh(i);
-  }
-
   float* row = logits_.data() + offset(ring_row);
-  std::fill_n(row, max_slots_, kNotHeld);
-  for (const int slot : keep_slots) row[slot] = logits[slot];
+  int copied = 0;
+  held.for_each_run([&](int first, int last) {
+    std::fill(row + copied, row + first, kNotHeld);
+    std::copy(logits + first, logits + last, row + first);
+    copied = last;
+  });
+  std::fill(row + copied, row + max_slots_, kNotHeld);
   query_slot_[ring_row] = newcomer;
-  refresh(ring_row);
+  refresh(ring_row, limit);
+  for (int i = 0; i < filled_; ++i) {
+    if (logits_[offset(i) + newcomer] - reference_[i] > kMaxAboveReference) refresh(i, limit);
+  }
 }
 
 float* WindowLogits::push_query() {
@@ -63,16 +71,23 @@ float WindowLogits::normaliser(int i, int slot_limit) {
   if (source_ == QuerySource::kAttention) return 1.0f;
   float sum = kernels::sum_of(weights(i), slot_limit);
   if (!(sum >= kMinNormaliser)) {
-    refresh(i);
+    refresh(i, slot_limit);
     sum = kernels::sum_of(weights(i), slot_limit);
   }
   return sum;
 }
 
-void WindowLogits::refresh(int i) {
+std::span<const float> WindowLogits::factors(int slot_limit, float share) {
+  for (int i = 0; i < filled_; ++i) factors_[i] = share / normaliser(i, slot_limit);
+  return std::span(factors_).first(static_cast<std::size_t>(filled_));
+}
+
+void WindowLogits::refresh(int i, int slot_limit) {
   const float* row = logits_.data() + offset(i);
-  reference_[i] = kernels::max_of(row, max_slots_);
-  kernels::exp_shifted(row, max_slots_, reference_[i], weights_.data() + offset(i));
+  float* weights = weights_.data() + offset(i);
+  reference_[i] = kernels::max_of(row, slot_limit);
+  kernels::exp_shifted(row, slot_limit, reference_[i], weights);
+  std::fill(weights + slot_limit, weights + max_slots_, 0.0f);
 }
 
 void WindowLogits::erase(int slot) {

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "generators.h"
@@ -28,7 +30,7 @@ KeepSet five_rows() {
 TEST(KeepSet, StartsEmpty) {
   const KeepSet keep(4);
   EXPECT_EQ(keep.size(), 0);
-  EXPECT_EQ(keep.slot_limit(), 0);
+  EXPECT_EQ(keep.held().limit(), 0);
   EXPECT_TRUE(keep.slots().empty());
   EXPECT_TRUE(keep.positions().empty());
 }
@@ -40,13 +42,68 @@ TEST(KeepSet, ListsItsRowsByAscendingPositionWhateverTheirSlots) {
   EXPECT_EQ(positions_of(keep), (std::vector<Position>{0, 10, 20, 30, 40}));
 }
 
-TEST(KeepSet, SlotLimitIsOneMoreThanTheHighestSlotInUse) {
+using Runs = std::vector<std::pair<int, int>>;
+
+Runs runs_of(const SlotSet& slots) {
+  Runs runs;
+  slots.for_each_run([&](int first, int last) { runs.emplace_back(first, last); });
+  return runs;
+}
+
+TEST(KeepSet, KnowsItsSlotsAsRunsOfNeighbours) {
   KeepSet keep = five_rows();
-  EXPECT_EQ(keep.slot_limit(), 10);
+  EXPECT_EQ(runs_of(keep.held()), (Runs{{0, 1}, {3, 4}, {5, 6}, {7, 8}, {9, 10}}));
+  EXPECT_EQ(keep.held().limit(), 10);
+  keep.append(4, 50);
   keep.erase(std::vector<int>{1});
-  EXPECT_EQ(keep.slot_limit(), 8);
+  EXPECT_EQ(runs_of(keep.held()), (Runs{{0, 1}, {3, 6}, {7, 8}}));
+  EXPECT_EQ(keep.held().limit(), 8);
   keep.move(0, 15);
-  EXPECT_EQ(keep.slot_limit(), 16);
+  EXPECT_EQ(runs_of(keep.held()), (Runs{{3, 6}, {7, 8}, {15, 16}}));
+  EXPECT_EQ(keep.held().limit(), 16);
+  keep.clear();
+  EXPECT_EQ(runs_of(keep.held()), Runs{});
+}
+
+// Against a plain list of flags, over word boundaries.
+TEST(SlotSet, AgreesWithAListOfFlags) {
+  test::Random random(1);
+  for (int run = 0; run < 300; ++run) {
+    const int n = random.between(1, 200);
+    SlotSet set(n);
+    std::vector<bool> flags(static_cast<std::size_t>(n), false);
+    for (int i = 0; i < n; ++i) {
+      if (random.between(0, 3) == 0) continue;
+      set.add(i);
+      flags[static_cast<std::size_t>(i)] = true;
+    }
+    const int first = random.between(0, n - 1);
+    const int last = random.between(first, n);
+    const int by = random.between(-first, n - last);
+    // What lies in the way is not in the set.
+    for (int i = std::max(0, first + by); i < std::min(n, last + by); ++i) {
+      if (i >= first && i < last) continue;
+      set.remove(i);
+      flags[static_cast<std::size_t>(i)] = false;
+    }
+    set.shift(first, last, by);
+    std::vector<bool> shifted = flags;
+    for (int i = first; i < last; ++i) shifted[static_cast<std::size_t>(i)] = false;
+    for (int i = first; i < last; ++i)
+      shifted[static_cast<std::size_t>(i + by)] = flags[static_cast<std::size_t>(i)];
+    Runs expected;
+    for (int i = 0; i < n; ++i) {
+      ASSERT_EQ(set.contains(i), shifted[static_cast<std::size_t>(i)]) << i;
+      if (!shifted[static_cast<std::size_t>(i)]) continue;
+      if (!expected.empty() && expected.back().second == i) {
+        ++expected.back().second;
+      } else {
+        expected.emplace_back(i, i + 1);
+      }
+    }
+    ASSERT_EQ(runs_of(set), expected);
+    ASSERT_EQ(set.limit(), expected.empty() ? 0 : expected.back().second);
+  }
 }
 
 TEST(KeepSet, ErasesTheFirstTheLastAndNeighbouringRanks) {

@@ -132,24 +132,22 @@ class Rows {
   std::vector<float> values_;  // [slot, dim] as stored
 };
 
-// One query, and slots 0 .. n_slots - 1; tests change what they are about.
-DotRowsArgs dot_args(const float* query, const Rows& rows, int n_slots, float* out) {
+// One query, and slots [first, last); tests change what they are about.
+DotRowsArgs dot_args(const float* query, const Rows& rows, int first, int last, float* out) {
   return {.queries = query,
           .query_stride = rows.view().dim,
           .n_queries = 1,
           .rows = rows.view(),
-          .slots = nullptr,
-          .n_slots = n_slots,
+          .first_slot = first,
+          .last_slot = last,
           .scale = 0.3f,
           .out = out,
-          .out_stride = n_slots};
+          .out_stride = last};
 }
 
 float dot_one(const float* query, const Rows& rows, int slot) {
   float out[16] = {};
-  DotRowsArgs args = dot_args(query, rows, 1, out);
-  args.slots = &slot;
-  dot_rows(args);
+  dot_rows(dot_args(query, rows, slot, slot + 1, out));
   return out[slot];
 }
 
@@ -182,9 +180,8 @@ TEST(Kernels, TargetNameFollowsTheTargetAndIsTheBestOneByDefault) {
 
 constexpr float kUntouched = -12345.0f;
 
-// All of `slots` and `n_queries`; entries of out that are not asked for must stay.
-void check_dot_rows(const Rows& rows, const std::vector<int>& slots, int n_queries,
-                    Random& random) {
+// Slots [first, last) and `n_queries`; entries of out that are not asked for must stay.
+void check_dot_rows(const Rows& rows, int first, int last, int n_queries, Random& random) {
   constexpr int kColumns = 13;
   constexpr float kScale = -0.37f;
   const int dim = rows.view().dim;
@@ -193,10 +190,9 @@ void check_dot_rows(const Rows& rows, const std::vector<int>& slots, int n_queri
   const Floats out(n_queries * kColumns);
   fill_normal(queries, 2.0, random);
   std::ranges::fill(out, kUntouched);
-  DotRowsArgs args = dot_args(queries.data(), rows, static_cast<int>(slots.size()), out.data());
+  DotRowsArgs args = dot_args(queries.data(), rows, first, last, out.data());
   args.query_stride = query_stride;
   args.n_queries = n_queries;
-  args.slots = slots.data();
   args.scale = kScale;
   args.out_stride = kColumns;
   dot_rows(args);
@@ -204,7 +200,7 @@ void check_dot_rows(const Rows& rows, const std::vector<int>& slots, int n_queri
     for (int column = 0; column < kColumns; ++column) {
       if (testing::Test::HasFatalFailure()) return;
       const float got = out[q * kColumns + column];
-      if (std::ranges::find(slots, column) == slots.end()) {
+      if (column < first || column >= last) {
         ASSERT_EQ(got, kUntouched) << "query " << q << ", slot " << column;
       } else {
         expect_dot(got, queries.data() + q * query_stride, rows.values(column), dim, kScale);
@@ -220,7 +216,7 @@ TEST(Kernels, DotRowsMatchesADoubleReferenceAtEveryLength) {
       for (const int dim : lengths()) {
         const Rows rows(dtype, 12, dim, 3, random);
         for (int n_queries = 1; n_queries <= 9; ++n_queries) {
-          check_dot_rows(rows, {11, 2, 7, 0, 4, 9, 5}, n_queries, random);
+          check_dot_rows(rows, 2, 9, n_queries, random);
         }
       }
     }
@@ -231,30 +227,9 @@ TEST(Kernels, DotRowsTakesAnyNumberOfSlots) {
   on_every_target([] {
     Random random(2);
     const Rows rows(DType::kF16, 12, 67, 0, random);
-    for (int n_slots = 0; n_slots <= 12; ++n_slots) {
-      std::vector<int> slots(12);
-      std::iota(slots.begin(), slots.end(), 0);
-      random.shuffle(slots);
-      slots.resize(static_cast<std::size_t>(n_slots));
-      check_dot_rows(rows, slots, 3, random);
+    for (int first = 0; first <= 12; ++first) {
+      for (int last = first; last <= 12; ++last) check_dot_rows(rows, first, last, 3, random);
     }
-  });
-}
-
-TEST(Kernels, DotRowsWithoutAListTakesTheFirstSlotsInOrder) {
-  on_every_target([] {
-    Random random(3);
-    const Rows rows(DType::kF16, 9, 20, 0, random);
-    const Floats query(20);
-    fill_normal(query, 1.0, random);
-    const Floats out(9);
-    std::ranges::fill(out, kUntouched);
-    dot_rows(dot_args(query.data(), rows, 7, out.data()));
-    for (int slot = 0; slot < 7; ++slot) {
-      expect_dot(out[slot], query.data(), rows.values(slot), 20, 0.3f);
-    }
-    EXPECT_EQ(out[7], kUntouched);
-    EXPECT_EQ(out[8], kUntouched);
   });
 }
 
@@ -265,16 +240,14 @@ TEST(Kernels, DotRowsGivesAPairTheSameBitsWhateverElseIsInTheCall) {
       const Rows rows(DType::kF16, 10, dim, 0, random);
       const Floats queries(9 * dim);
       fill_normal(queries, 2.0, random);
-      std::vector<int> slots(10);
-      std::iota(slots.begin(), slots.end(), 0);
       for (int n_queries = 1; n_queries <= 9; ++n_queries) {
-        random.shuffle(slots);
         const Floats out(n_queries * 10);
-        DotRowsArgs args = dot_args(queries.data(), rows, 10, out.data());
+        const int first = random.between(0, 9);
+        DotRowsArgs args = dot_args(queries.data(), rows, first, 10, out.data());
         args.n_queries = n_queries;
-        args.slots = slots.data();
         dot_rows(args);
         for (int i = 0; i < n_queries * 10; ++i) {
+          if (i % 10 < first) continue;
           const float alone = dot_one(queries.data() + i / 10 * dim, rows, i % 10);
           ASSERT_EQ(std::bit_cast<std::uint32_t>(out[i]), std::bit_cast<std::uint32_t>(alone))
               << "dim " << dim << ", queries " << n_queries << ", pair " << i;
@@ -310,7 +283,7 @@ TEST(Kernels, DotRowsKeepsTheLargestAndTheSmallestHalves) {
         expect_dot(dot_one(row, rows, 0), row, row, dim, 0.3f);
         const std::vector<float> ones(static_cast<std::size_t>(dim), 1.0f);
         float sum = 0.0f;
-        DotRowsArgs args = dot_args(ones.data(), rows, 1, &sum);
+        DotRowsArgs args = dot_args(ones.data(), rows, 0, 1, &sum);
         args.scale = 1.0f;
         dot_rows(args);
         // Eight significant bits of dim and eleven of the half fit a float, so no sum rounds.
@@ -327,7 +300,8 @@ TEST(Kernels, DotRowsReadsNothingBeyondItsLastRow) {
       for (const int dim : lengths()) {
         for (const int slots : {1, 4, 6}) {
           const Rows rows(dtype, slots, dim, 0, random);
-          check_dot_rows(rows, {slots - 1}, 2, random);
+          check_dot_rows(rows, slots - 1, slots, 2, random);
+          check_dot_rows(rows, 0, slots, 2, random);
         }
       }
     }
@@ -483,38 +457,97 @@ TEST(Kernels, ExpShiftedGivesTheSameBitsInPlaceAndAtEveryPlaceOfEveryLength) {
   });
 }
 
-// Compares update(x, acc) with want(x[i], acc[i]). The product rounds, or the product and the sum.
-template <class Update, class Want>
-void check_scaled(const Update& update, const Want& want) {
+TEST(Kernels, ExpShiftedTakesAReferenceForEach) {
+  on_every_target([] {
+    Random random(14);
+    for (const int n : lengths()) {
+      const Floats x(n);
+      const Floats references(n);
+      const Floats out(n);
+      fill_normal(x, 5.0, random);
+      fill_normal(references, 5.0, random);
+      exp_shifted(x.data(), n, references.data(), out.data());
+      for (int i = 0; i < n; ++i) {
+        float alone = kUntouched;
+        exp_shifted(&x[i], 1, references[i], &alone);
+        ASSERT_EQ(out[i], alone) << "place " << i << " of " << n;
+      }
+      exp_shifted(x.data(), n, references.data(), x.data());
+      ASSERT_TRUE(std::ranges::equal(x, out)) << n;
+    }
+  });
+}
+
+// Holds update(rows, n, acc) against fold(old, factor * x) in double, row after row. Each product
+// and each fold rounds once.
+template <class Update, class Fold>
+void check_scaled(const Update& update, const Fold& fold) {
   Random random(11);
   for (const int n : lengths()) {
-    const Floats x(n);
-    const Floats acc(n);
-    fill_normal(x, 1.0, random);
-    fill_normal(acc, 1.0, random);
-    const std::vector<float> before(acc.begin(), acc.end());
-    update(x.data(), n, acc.data());
-    for (int i = 0; i < n; ++i) {
-      const double old = before.at(i);
-      const double tolerance = 2.0 * kRounding * (std::fabs(x[i]) + std::fabs(old));
-      ASSERT_NEAR(acc[i], want(x[i], old), tolerance) << "place " << i << " of " << n;
+    for (const int rows : {0, 1, 2, 9}) {
+      const int stride = n + 3;
+      const Floats x(std::max(1, rows * stride - 3));
+      const Floats acc(n);
+      const Floats factors(std::max(1, rows));
+      fill_normal(x, 1.0, random);
+      fill_normal(acc, 1.0, random);
+      fill_normal(factors, 1.0, random);
+      std::vector<double> want(acc.begin(), acc.end());
+      std::vector<double> size(want.size(), 0.0);
+      for (int i = 0; i < n; ++i) {
+        size.at(i) = std::fabs(want.at(i));
+        for (int r = 0; r < rows; ++r) {
+          const double product = static_cast<double>(factors[r]) * x[r * stride + i];
+          want.at(i) = fold(want.at(i), product);
+          size.at(i) += std::fabs(product);
+        }
+      }
+      update({x.data(), stride, factors.data(), rows}, n, acc.data());
+      for (int i = 0; i < n; ++i) {
+        ASSERT_NEAR(acc[i], want.at(i), (rows + 1) * kRounding * size.at(i))
+            << "place " << i << " of " << n << ", rows " << rows;
+      }
     }
   }
 }
 
-constexpr float kFactor = -0.7f;
-
 TEST(Kernels, AddScaledMatchesADoubleReferenceAtEveryLength) {
   on_every_target([] {
-    check_scaled([](const float* x, int n, float* acc) { add_scaled(x, n, kFactor, acc); },
-                 [](double x, double old) { return old + kFactor * x; });
+    check_scaled([](const ScaledRows& rows, int n, float* acc) { add_scaled(rows, n, acc); },
+                 [](double old, double product) { return old + product; });
   });
 }
 
 TEST(Kernels, MaxScaledMatchesADoubleReferenceAtEveryLength) {
   on_every_target([] {
-    check_scaled([](const float* x, int n, float* acc) { max_scaled(x, n, kFactor, acc); },
-                 [](double x, double old) { return std::max(old, kFactor * x); });
+    check_scaled([](const ScaledRows& rows, int n, float* acc) { max_scaled(rows, n, acc); },
+                 [](double old, double product) { return std::max(old, product); });
+  });
+}
+
+TEST(Kernels, MaxOfNeighboursIsThePlainMaximumAtEveryLengthAndReach) {
+  on_every_target([] {
+    Random random(12);
+    for (const int n : lengths()) {
+      const Floats x(n);
+      fill_normal(x, 1.0, random);
+      if (random.coin()) x[random.between(0, n - 1)] = std::numeric_limits<float>::quiet_NaN();
+      for (const int reach : {0, 1, 2, 3, 5, 7, 15, n}) {
+        const Floats scratch(n + 2 * reach);
+        const Floats out(n);
+        max_of_neighbours(x.data(), n, reach, scratch.data(), out.data());
+        for (int i = 0; i < n; ++i) {
+          float want = -kInfinity;
+          for (int j = std::max(0, i - reach); j <= std::min(n - 1, i + reach); ++j)
+            want = x[j] > want ? x[j] : want;
+          ASSERT_EQ(out[i], want) << "place " << i << " of " << n << ", reach " << reach;
+        }
+        const Floats in_place(n);
+        std::ranges::copy(x, in_place.begin());
+        max_of_neighbours(in_place.data(), n, reach, scratch.data(), in_place.data());
+        ASSERT_TRUE(std::ranges::equal(in_place, out));
+      }
+    }
   });
 }
 

@@ -128,13 +128,12 @@ TEST(Scores, OfHugeKeysAreNumbers) {
   }
 }
 
-// One token's attention against the softmax in double, for one random shape.
+// What the last tokens of a call pay, against the softmax in double, for one random shape.
 void expect_attention_weights(Random& random) {
   const int slots = random.between(1, 40);
   const int dim = random.between(1, 130);
   const int group = random.between(1, 8);
-  const int tokens = random.between(1, 3);
-  const int token = random.between(0, tokens - 1);
+  const int tokens = random.between(1, 20);
   const double scale = random.pick({1.0 / std::sqrt(static_cast<double>(dim)), 0.05, 0.3});
   const float softcap = random.pick({0.0f, 2.0f, 30.0f});
   const Fusion fusion = random.coin() ? Fusion::kMean : Fusion::kMax;
@@ -142,8 +141,9 @@ void expect_attention_weights(Random& random) {
 
   StoredRows rows({.dtype = dtype, .gap = random.between(0, 3), .reversed = random.coin()}, slots,
                   dim);
-  std::vector<int> visible;
+  std::vector<int> visible;  // oldest first
   std::vector<std::vector<double>> keys;
+  SlotSet seen(slots);
   for (int slot = 0; slot < slots; ++slot) visible.push_back(slot);
   random.shuffle(visible);
   visible.resize(static_cast<std::size_t>(random.between(1, slots)));
@@ -153,8 +153,8 @@ void expect_attention_weights(Random& random) {
     rows.set(slot, key);
     const auto stored = rows.get(slot);
     keys.emplace_back(stored.begin(), stored.end());
+    seen.add(slot);
   }
-  const int limit = *std::max_element(visible.begin(), visible.end()) + 1;
   std::vector<float> queries;
   const int gap = random.between(0, 2);
   for (int i = 0; i < tokens * group * (dim + gap); ++i) {
@@ -166,35 +166,45 @@ void expect_attention_weights(Random& random) {
                          .tokens = tokens,
                          .group = group,
                          .dim = dim};
+  const auto asking = static_cast<std::size_t>(
+      random.between(1, std::min(tokens, static_cast<int>(visible.size()))));
 
-  std::vector<double> expected(static_cast<std::size_t>(slots), 0.0);
-  for (int g = 0; g < group; ++g) {
-    const std::vector<double> query(view.query(token, g), view.query(token, g) + dim);
-    const auto weights = test::softmax_of(query, keys, static_cast<float>(scale), softcap);
-    for (std::size_t i = 0; i < visible.size(); ++i) {
-      double& slot = expected[static_cast<std::size_t>(visible[i])];
-      slot = fusion == Fusion::kMean ? slot + weights[i] / group : std::max(slot, weights[i]);
+  Workspace workspace(slots, group, dim);
+  AttentionPass pass({.queries = view,
+                      .slots = std::span(visible).last(asking),
+                      .keys = rows.view(),
+                      .rows = seen,
+                      .scale = static_cast<float>(scale),
+                      .softcap = softcap,
+                      .fusion = fusion},
+                     workspace);
+  keys.resize(keys.size() - asking);
+  for (std::size_t a = 0; a < asking; ++a) {
+    const auto own = rows.get(visible[keys.size()]);
+    keys.emplace_back(own.begin(), own.end());
+    std::vector<double> expected(static_cast<std::size_t>(slots), 0.0);
+    for (int g = 0; g < group; ++g) {
+      const float* asked = view.query(tokens - static_cast<int>(asking - a), g);
+      const std::vector<double> query(asked, asked + dim);
+      const auto weights = test::softmax_of(query, keys, static_cast<float>(scale), softcap);
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        double& slot = expected[static_cast<std::size_t>(visible[i])];
+        slot = fusion == Fusion::kMean ? slot + weights[i] / group : std::max(slot, weights[i]);
+      }
+    }
+    std::vector<float> weights(static_cast<std::size_t>(slots), 0.0f);
+    ASSERT_TRUE(pass.next());
+    pass.add_to(weights.data());
+    for (int slot = 0; slot < slots; ++slot) {
+      const double want = expected[static_cast<std::size_t>(slot)];
+      // Logits up to 40: their rounding in float is 4e-6, which exp passes on as a relative error.
+      ASSERT_NEAR(weights[static_cast<std::size_t>(slot)], want, 2e-5 * want + 1e-30);
+      if (want == 0.0) {
+        ASSERT_EQ(weights[static_cast<std::size_t>(slot)], 0.0f) << "not visible";
+      }
     }
   }
-  std::vector<float> logits(static_cast<std::size_t>(group) * static_cast<std::size_t>(slots));
-  std::vector<float> weights(static_cast<std::size_t>(slots), 0.0f);
-  add_attention_weights({.queries = view,
-                         .token = token,
-                         .keys = rows.view(),
-                         .visible_slots = visible,
-                         .slot_limit = limit,
-                         .scale = static_cast<float>(scale),
-                         .softcap = softcap,
-                         .fusion = fusion},
-                        logits, weights.data());
-  for (int slot = 0; slot < slots; ++slot) {
-    const double want = expected[static_cast<std::size_t>(slot)];
-    // Logits up to 40: their rounding in float is 4e-6, which exp passes on as a relative error.
-    ASSERT_NEAR(weights[static_cast<std::size_t>(slot)], want, 2e-5 * want + 1e-30);
-    if (want == 0.0) {
-      ASSERT_EQ(weights[static_cast<std::size_t>(slot)], 0.0f) << "not visible";
-    }
-  }
+  ASSERT_FALSE(pass.next());
 }
 
 TEST(Scores, OfAttentionAreTheSoftmaxOfEachQueryFusedOverTheGroup) {
@@ -206,7 +216,7 @@ TEST(Scores, OfAttentionAreTheSoftmaxOfEachQueryFusedOverTheGroup) {
 }
 
 std::vector<float> pool_of(int pool, std::vector<float> scores) {
-  std::vector<float> scratch(scores.size());
+  std::vector<float> scratch(3 * scores.size());
   pool_scores(pool, scores, scratch);
   return scores;
 }

@@ -20,6 +20,12 @@ namespace {
 
 using test::Random;
 
+SlotSet slot_set(std::initializer_list<int> slots) {
+  SlotSet set(std::max(slots) + 1);
+  for (const int slot : slots) set.add(slot);
+  return set;
+}
+
 // A head of the keys source that remembers all logits: token i asks or answers, logit(i, j) =
 // logit(j, i).
 class KeysModel {
@@ -40,14 +46,14 @@ class KeysModel {
     const int token = next_++;
     held_.push_back({token, slot});
     token_in_[static_cast<std::size_t>(slot)] = token;
-    std::vector<int> slots;
+    SlotSet slots(static_cast<int>(token_in_.size()));
     // Entries of slots not held are to be ignored.
     std::vector<float> logits(token_in_.size(), std::numeric_limits<float>::quiet_NaN());
     for (const Row& row : held_) {
-      slots.push_back(row.slot);
+      slots.add(row.slot);
       logits[static_cast<std::size_t>(row.slot)] = logit_(token, row.token);
     }
-    ring_.push_key(slots, logits.data());
+    ring_.push_key(slot, slots, logits.data());
     askers_.push_back(token);
     if (static_cast<int>(askers_.size()) > window_) askers_.pop_front();
   }
@@ -197,9 +203,9 @@ TEST(WindowLogits, HoldsTheLastWindowQueriesAndNoMore) {
 TEST(WindowLogits, GivesTheNewcomerAColumnInTheRowsOfOlderQueries) {
   WindowLogits ring(QuerySource::kKeys, 2, 4);
   const float first[] = {0.0f, 0.0f, 0.5f, 0.0f};
-  ring.push_key(std::vector<int>{2}, first);
+  ring.push_key(2, slot_set({2}), first);
   const float second[] = {1.5f, 0.0f, 0.25f, 0.0f};
-  ring.push_key(std::vector<int>{2, 0}, second);
+  ring.push_key(0, slot_set({2, 0}), second);
   // Query in slot 2: logits 0.5 (itself) and 0.25 (newcomer); query in slot 0: 0.25 and 1.5.
   EXPECT_FLOAT_EQ(ring.weights(0)[0] / ring.weights(0)[2], std::exp(0.25f - 0.5f));
   EXPECT_FLOAT_EQ(ring.weights(1)[0] / ring.weights(1)[2], std::exp(1.5f - 0.25f));
@@ -299,8 +305,8 @@ TEST(WindowLogits, RefusesAStateThatIsNoneAndStaysAsItWas) {
   WindowLogits ring(QuerySource::kKeys, 2, 4);
   const float logits[] = {1.0f, 2.0f, 3.0f, 4.0f};
   const std::vector<int> slots = {3, 1};
-  ring.push_key(std::vector<int>{3}, logits);
-  ring.push_key(slots, logits);
+  ring.push_key(3, slot_set({3}), logits);
+  ring.push_key(1, slot_set({3, 1}), logits);
   std::vector<float> good;
   ring.save(slots, good);
   ASSERT_EQ(good.size(), 2u + 2 * (2 + 1 + 1 + 2));
@@ -435,17 +441,17 @@ TEST(WindowLogits, StaysExactWhenTheLargestRowLeavesAfterAResize) {
 TEST(WindowLogits, IsAsNewAfterClear) {
   WindowLogits used(QuerySource::kKeys, 2, 4);
   const float before[] = {1.0f, 2.0f, 3.0f, 4.0f};
-  used.push_key(std::vector<int>{3}, before);
-  used.push_key(std::vector<int>{3, 1}, before);
-  used.push_key(std::vector<int>{3, 1, 0}, before);
+  used.push_key(3, slot_set({3}), before);
+  used.push_key(1, slot_set({3, 1}), before);
+  used.push_key(0, slot_set({3, 1, 0}), before);
   used.clear();
   EXPECT_EQ(used.queries(), 0);
 
   WindowLogits fresh(QuerySource::kKeys, 2, 4);
   for (WindowLogits* ring : {&used, &fresh}) {
     const float after[] = {0.5f, -1.0f, 0.25f, 9.0f};
-    ring->push_key(std::vector<int>{2}, after);
-    ring->push_key(std::vector<int>{2, 0}, after);
+    ring->push_key(2, slot_set({2}), after);
+    ring->push_key(0, slot_set({2, 0}), after);
   }
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(used.normaliser(i, 4), fresh.normaliser(i, 4));

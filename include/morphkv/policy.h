@@ -34,11 +34,13 @@ struct Workspace {
   static constexpr int kBlock = 32;  // tokens whose logits a keys policy computes in one product
 
   std::vector<float> logits;       // [max(kBlock, group), slot]
-  std::vector<float> queries;      // [kBlock, dim]
+  std::vector<float> queries;      // [max(kBlock, group), dim]
+  std::vector<float> factors;      // [group]
   std::vector<float> slot_scores;  // [slot]
   std::vector<float> scores;       // [rank]
-  std::vector<float> pooled;       // [rank]
+  std::vector<float> pooled;       // [3, rank]
   std::vector<int> ranks;          // [2, rank] victims, and what they are chosen from
+  SlotSet seen;                    // by a guide
 };
 
 // The rows that a call brings to one head.

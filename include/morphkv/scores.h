@@ -6,38 +6,60 @@
 
 #include "morphkv/config.h"
 #include "morphkv/keep_set.h"
+#include "morphkv/policy.h"
 #include "morphkv/tensor_view.h"
 #include "morphkv/window_logits.h"
 
 namespace morphkv {
 
-// slot_scores[slot] = mean or maximum over the queries of `window` of their probability for the
-// slot, for slots below keep.slot_limit(); then scores[rank] = slot_scores of that rank's slot.
-// `scores` has keep.size() entries.
+// scores[rank] = mean or maximum over the queries of `window` of their probability for the row of
+// that rank. `scores` has keep.size() entries; `slot_scores` [slot] is scratch.
 void fuse_window(WindowLogits& window, Fusion fusion, const KeepSet& keep,
                  std::span<float> slot_scores, std::span<float> scores);
 
-// Adds to weights [slot] one token's attention to the rows in visible_slots: softmax of
+// What the tokens at the end of a call pay to the rows held, theirs included: softmax of
 // scale * q . k (soft-capped to softcap * tanh(x / softcap) when softcap > 0), fused over the G
-// queries of the group by mean or maximum. `weights` is zero on entry; `logits` is scratch for
-// [group, slot], `slot_limit` wide.
+// queries of the group by mean or maximum.
 struct AttentionArgs {
-  QueriesView queries;  // [token, group, dim]
-  int token = 0;        // which of them asks
-  RowsView keys;        // [slot, dim]
-  std::span<const int> visible_slots;
-  int slot_limit = 0;
+  QueriesView queries;         // [token, group, dim]; the last slots.size() tokens of it ask. {}:
+                               // the stored keys do, as groups of one
+  std::span<const int> slots;  // [token] where the rows of those that ask lie
+  RowsView keys;               // [slot, dim]
+  const SlotSet& rows;         // what the last token sees; each of the others sees less by the
+                               // tokens after it
   float scale = 1.0f;
   float softcap = 0.0f;
   Fusion fusion = Fusion::kMean;
 };
-void add_attention_weights(const AttentionArgs& args, std::span<float> logits, float* weights);
 
-// The stored key in `slot` as the only query of its group, 1 token; `out` [dim] holds it.
-QueriesView key_as_query(const RowsView& keys, int slot, std::span<float> out);
+// The tokens of `rows` that lie in `slots` (its last ones) ask what lies in `seen`: with their
+// stored keys, or with their queries as far as these are shown.
+AttentionArgs asked_by(QuerySource source, const NewRows& rows, std::span<const int> slots,
+                       const SlotSet& seen, Fusion fusion);
+
+// Goes through those tokens, oldest first: while (pass.next()) pass.add_to(weights). The products
+// of many tokens are one pass over the keys.
+class AttentionPass {
+ public:
+  AttentionPass(const AttentionArgs& args, Workspace& workspace);
+  bool next();
+  // Adds the token's probabilities to weights [slot], or takes the larger of the two (fusion max).
+  void add_to(float* weights);
+
+ private:
+  void multiply();
+  void gather_queries(int tokens);
+
+  AttentionArgs args_;
+  Workspace& ws_;
+  int group_;
+  int limit_;       // of the rows
+  int block_;       // tokens whose products are made together
+  int token_ = -1;  // of those that ask
+};
 
 // scores[rank] becomes the maximum over the `pool` nearest ranks (pool / 2 on each side). `scratch`
-// is as long.
+// is three times as long.
 void pool_scores(int pool, std::span<float> scores, std::span<float> scratch);
 
 }  // namespace morphkv

@@ -18,11 +18,10 @@ class WindowLogits {
   // Holds [query, slot] floats, allocated here once: one array for kAttention, two for kKeys.
   WindowLogits(QuerySource source, int window, int max_slots);
 
-  // kKeys. The row in `slot`, the last of `keep`, enters the window as a query. `logits` [slot] are
-  // its scaled products with the rows of `keep` (itself included); other entries are ignored. The
-  // products are symmetric, so they also become the newcomer's column in the rows of the older
-  // queries.
-  void push_key(std::span<const int> keep_slots, const float* logits);
+  // kKeys. The row in slot `newcomer` enters the window as a query. `logits` [slot] are its scaled
+  // products with the rows held (itself included); other entries are ignored. The products are
+  // symmetric, so they also become the newcomer's column in the rows of the older queries.
+  void push_key(int newcomer, const SlotSet& held, const float* logits);
 
   // kAttention. Opens the next row of the ring, all zero, for the caller to add weights [slot] to.
   // They are probabilities over the rows that the query could see when it was asked, and stay as
@@ -36,9 +35,12 @@ class WindowLogits {
   // Weights of query i (in [0, queries()), no particular order) on each slot; 0 for a slot not
   // held.
   const float* weights(int i) const { return weights_.data() + offset(i); }
-  // Sum of weights(i) over the slots below `slot_limit`; what makes them probabilities for kKeys. 1
-  // for kAttention. Mutates: a row whose reference has gone stale is taken anew from its logits.
+  // Sum of weights(i) over the slots below `slot_limit`, where all rows lie; what makes them
+  // probabilities for kKeys. 1 for kAttention. Mutates: a row whose reference has gone stale is
+  // taken anew from its logits.
   float normaliser(int i, int slot_limit);
+  // share / normaliser(i, slot_limit) of every query.
+  std::span<const float> factors(int slot_limit, float share);
 
   void erase(int slot);
   void move(int from, int to);
@@ -56,7 +58,7 @@ class WindowLogits {
   std::size_t offset(int i) const {
     return static_cast<std::size_t>(i) * static_cast<std::size_t>(max_slots_);
   }
-  void refresh(int i);
+  void refresh(int i, int slot_limit);
 
   QuerySource source_;
   int window_;
@@ -67,6 +69,8 @@ class WindowLogits {
   std::vector<float> logits_;     // [query, slot] kKeys only; -infinity for a slot not held
   std::vector<float> reference_;  // [query] subtracted from the logits
   std::vector<int> query_slot_;   // [query] slot of the key that asks; kKeys only
+  std::vector<float> factors_;    // [query] what factors() gives
+  std::vector<float> column_;     // [query] a newcomer's logits, then its weights
 };
 
 }  // namespace morphkv

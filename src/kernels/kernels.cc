@@ -104,10 +104,11 @@ HWY_INLINE void store_sums(const Vec (&v)[kTileRows], float scale, float* sums) 
 template <class T>
 struct Tile {
   const T* rows[kTileRows];  // [row, dim]; a short tile repeats its last row
-  int slots[kTileRows];      // column of each row in out
+  int first;                 // column of the first row in out
+  int count;                 // of rows
 };
 
-// out[q, slots[r]] for kQueries queries from first_query on. One running sum per pair, so that a
+// out[q, first + r] for kQueries queries from first_query on. One running sum per pair, so that a
 // product does not depend on how many queries or rows share its tile.
 template <int kQueries, class T>
 HWY_INLINE void dot_tile(const DotRowsArgs& args, const Tile<T>& tile, int first_query) {
@@ -140,32 +141,33 @@ HWY_INLINE void dot_tile(const DotRowsArgs& args, const Tile<T>& tile, int first
 
   MORPHKV_UNROLL
   for (int q = 0; q < kQueries; ++q) {
-    float products[kTileRows];
-    store_sums(sums[q], args.scale, products);
-    float* out = args.out + (first_query + q) * args.out_stride;
-    // Not a loop: GCC makes it a scatter instruction, which takes longer than the multiplications.
-    out[tile.slots[0]] = products[0];
-    out[tile.slots[1]] = products[1];
-    out[tile.slots[2]] = products[2];
-    out[tile.slots[3]] = products[3];
+    float* out = args.out + (first_query + q) * args.out_stride + tile.first;
+    if (tile.count == kTileRows) {
+      store_sums(sums[q], args.scale, out);
+    } else {
+      float products[kTileRows];
+      store_sums(sums[q], args.scale, products);
+      std::copy_n(products, tile.count, out);
+    }
   }
 }
 
 template <class T>
 HWY_INLINE Tile<T> tile_at(const DotRowsArgs& args, int first) {
   Tile<T> tile;
+  tile.first = first;
+  tile.count = std::min(kTileRows, args.last_slot - first);
   MORPHKV_UNROLL
   for (int r = 0; r < kTileRows; ++r) {
-    const int i = std::min(first + r, args.n_slots - 1);
-    tile.slots[r] = args.slots == nullptr ? i : args.slots[i];
-    tile.rows[r] = reinterpret_cast<const T*>(args.rows.row(tile.slots[r]));
+    const int slot = std::min(first + r, args.last_slot - 1);
+    tile.rows[r] = reinterpret_cast<const T*>(args.rows.row(slot));
   }
   return tile;
 }
 
 template <class T>
 HWY_INLINE void dot_rows_of(const DotRowsArgs& args) {
-  for (int i = 0; i < args.n_slots; i += kTileRows) {
+  for (int i = args.first_slot; i < args.last_slot; i += kTileRows) {
     const Tile<T> tile = tile_at<T>(args, i);
     int q = 0;
     for (; q + kTileQueries <= args.n_queries; q += kTileQueries) {
@@ -231,57 +233,126 @@ int first_least(const float* x, int n) {
     const auto first = hn::FindFirstTrue(d, hn::Eq(comparable(hn::LoadU(d, x + i)), wanted));
     if (first >= 0) return i + static_cast<int>(first);
   }
-  return whole + static_cast<int>(hn::FindFirstTrue(d, hn::Eq(comparable(hn::Load(d, tail)), wanted)));
+  return whole +
+         static_cast<int>(hn::FindFirstTrue(d, hn::Eq(comparable(hn::Load(d, tail)), wanted)));
 }
 
-// In double: one rounding at the end, so the length does not matter.
+// Eight floats to a lane, as a tree of three roundings, then on in double: the length does not
+// matter.
 float sum_of(const float* x, int n) {
-  const hn::ScalableTag<double> d;
-  const hn::Rebind<float, decltype(d)> narrow;
+  const Floats d;
+  const hn::ScalableTag<double> wide;
+  const hn::Rebind<float, decltype(wide)> half;
+  constexpr int kBlock = 8;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  auto even = hn::Zero(d);
-  auto odd = hn::Zero(d);
+  auto sum = hn::Zero(wide);
+  HWY_ALIGN float lane_sums[hn::MaxLanes(Floats())];
   int i = 0;
-  for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    even = hn::Add(even, hn::PromoteTo(d, hn::LoadU(narrow, x + i)));
-    odd = hn::Add(odd, hn::PromoteTo(d, hn::LoadU(narrow, x + i + lanes)));
+  for (; i + kBlock * lanes <= n; i += kBlock * lanes) {
+    const auto pair = [&](int k) HWY_ATTR {
+      return hn::Add(hn::LoadU(d, x + i + k * lanes), hn::LoadU(d, x + i + (k + 1) * lanes));
+    };
+    hn::Store(hn::Add(hn::Add(pair(0), pair(2)), hn::Add(pair(4), pair(6))), d, lane_sums);
+    for (int part = 0; part < lanes; part += static_cast<int>(hn::Lanes(wide)))
+      sum = hn::Add(sum, hn::PromoteTo(wide, hn::Load(half, lane_sums + part)));
   }
-  double result = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
+  for (; i + static_cast<int>(hn::Lanes(wide)) <= n; i += static_cast<int>(hn::Lanes(wide)))
+    sum = hn::Add(sum, hn::PromoteTo(wide, hn::LoadU(half, x + i)));
+  double result = hn::GetLane(hn::SumOfLanes(wide, sum));
   for (; i < n; ++i) result += x[i];
   return static_cast<float>(result);
 }
 
 // The difference alone loses up to 4e-6 for far inputs, so what its rounding dropped (Knuth's
 // two-sum) is put back to first order: exp(s + e) = exp(s) + e * exp(s).
+HWY_INLINE Vec exp_of_difference(Vec v, Vec ref) {
+  const Floats d;
+  const Vec zero_below = hn::Set(d, -104.0f);  // where Highway's Exp goes to zero
+  const Vec s = hn::Sub(v, ref);
+  const Vec minus_ref = hn::Sub(s, v);
+  const Vec e = hn::Sub(hn::Sub(v, hn::Sub(s, minus_ref)), hn::Add(ref, minus_ref));
+  const Vec y = hn::Exp(d, s);
+  // e is NaN where v is -infinity; the comparison drops it.
+  return hn::IfThenElseZero(hn::Ge(s, zero_below), hn::MulAdd(y, e, y));
+}
+
 void exp_shifted(const float* x, int n, float reference, float* out) {
   const Floats d;
   const Vec ref = hn::Set(d, reference);
-  const Vec zero_below = hn::Set(d, -104.0f);  // where Highway's Exp goes to zero
   for_each_vector(x, static_cast<std::size_t>(n), out, [&](const float* from, float* to) HWY_ATTR {
-    const Vec v = hn::LoadU(d, from);
-    const Vec s = hn::Sub(v, ref);
-    const Vec minus_ref = hn::Sub(s, v);
-    const Vec e = hn::Sub(hn::Sub(v, hn::Sub(s, minus_ref)), hn::Add(ref, minus_ref));
-    const Vec y = hn::Exp(d, s);
-    // e is NaN where v is -infinity; the comparison drops it.
-    hn::StoreU(hn::IfThenElseZero(hn::Ge(s, zero_below), hn::MulAdd(y, e, y)), d, to);
+    hn::StoreU(exp_of_difference(hn::LoadU(d, from), ref), d, to);
   });
 }
 
-void add_scaled(const float* x, int n, float factor, float* acc) {
+void exp_shifted_each(const float* x, int n, const float* references, float* out) {
   const Floats d;
-  const Vec f = hn::Set(d, factor);
-  for_each_vector(x, static_cast<std::size_t>(n), acc, [&](const float* from, float* to) HWY_ATTR {
-    hn::StoreU(hn::MulAdd(f, hn::LoadU(d, from), hn::LoadU(d, to)), d, to);
-  });
+  if (out != x) std::copy_n(x, n, out);
+  for_each_vector(references, static_cast<std::size_t>(n), out,
+                  [&](const float* ref, float* to) HWY_ATTR {
+                    hn::StoreU(exp_of_difference(hn::LoadU(d, to), hn::LoadU(d, ref)), d, to);
+                  });
 }
 
-void max_scaled(const float* x, int n, float factor, float* acc) {
+// acc[i] = fold(acc[i], factors[r], x[r, i]) over the rows, four vectors at a time.
+template <class Fold>
+HWY_INLINE void fold_rows(const ScaledRows& rows, int n, float* acc, const Fold& fold) {
   const Floats d;
-  const Vec f = hn::Set(d, factor);
-  for_each_vector(x, static_cast<std::size_t>(n), acc, [&](const float* from, float* to) HWY_ATTR {
-    hn::StoreU(hn::Max(hn::LoadU(d, to), hn::Mul(f, hn::LoadU(d, from))), d, to);
-  });
+  constexpr int kVectors = 4;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  int i = 0;
+  for (; i + kVectors * lanes <= n; i += kVectors * lanes) {
+    Vec sums[kVectors];
+    MORPHKV_UNROLL
+    for (int v = 0; v < kVectors; ++v) sums[v] = hn::LoadU(d, acc + i + v * lanes);
+    for (int r = 0; r < rows.rows; ++r) {
+      const Vec factor = hn::Set(d, rows.factors[r]);
+      const float* x = rows.x + r * rows.stride + i;
+      MORPHKV_UNROLL
+      for (int v = 0; v < kVectors; ++v)
+        sums[v] = fold(sums[v], factor, hn::LoadU(d, x + v * lanes));
+    }
+    MORPHKV_UNROLL
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[v], d, acc + i + v * lanes);
+  }
+  for (int r = 0; r < rows.rows; ++r) {
+    const Vec factor = hn::Set(d, rows.factors[r]);
+    for_each_vector(rows.x + r * rows.stride + i, static_cast<std::size_t>(n - i), acc + i,
+                    [&](const float* from, float* to) HWY_ATTR {
+                      hn::StoreU(fold(hn::LoadU(d, to), factor, hn::LoadU(d, from)), d, to);
+                    });
+  }
+}
+
+void add_scaled(const ScaledRows& rows, int n, float* acc) {
+  fold_rows(rows, n, acc, [](Vec sum, Vec f, Vec x) HWY_ATTR { return hn::MulAdd(f, x, sum); });
+}
+
+void max_scaled(const ScaledRows& rows, int n, float* acc) {
+  fold_rows(rows, n, acc,
+            [](Vec sum, Vec f, Vec x) HWY_ATTR { return hn::Max(sum, hn::Mul(f, x)); });
+}
+
+// The maximum of 2^k neighbours comes from two of 2^(k-1); two of those that overlap make any
+// width.
+void max_of_neighbours(const float* x, int n, int reach, float* scratch, float* out) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  std::fill_n(scratch, reach, kNothing);
+  std::fill_n(scratch + reach + n, reach, kNothing);
+  const Floats d;
+  for_each_vector(x, static_cast<std::size_t>(n), scratch + reach,
+                  [&](const float* from, float* to)
+                      HWY_ATTR { hn::StoreU(comparable(hn::LoadU(d, from)), d, to); });
+  const auto larger = [&](const float* from, float* to) HWY_ATTR {
+    hn::StoreU(hn::Max(hn::LoadU(d, to), hn::LoadU(d, from)), d, to);
+  };
+  const int width = 2 * reach + 1;
+  int have = 1;
+  for (; 2 * have <= width; have *= 2) {
+    for_each_vector(scratch + have, static_cast<std::size_t>(n + 2 * reach - have), scratch,
+                    larger);
+  }
+  std::copy_n(scratch, n, out);
+  for_each_vector(scratch + width - have, static_cast<std::size_t>(n), out, larger);
 }
 
 template <class T>
@@ -326,8 +397,10 @@ HWY_EXPORT(max_of);
 HWY_EXPORT(first_least);
 HWY_EXPORT(sum_of);
 HWY_EXPORT(exp_shifted);
+HWY_EXPORT(exp_shifted_each);
 HWY_EXPORT(add_scaled);
 HWY_EXPORT(max_scaled);
+HWY_EXPORT(max_of_neighbours);
 HWY_EXPORT(to_float);
 HWY_EXPORT(target_name);
 
@@ -338,11 +411,17 @@ float sum_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(sum_of)(x, n);
 void exp_shifted(const float* x, int n, float reference, float* out) {
   HWY_DYNAMIC_DISPATCH(exp_shifted)(x, n, reference, out);
 }
-void add_scaled(const float* x, int n, float factor, float* acc) {
-  HWY_DYNAMIC_DISPATCH(add_scaled)(x, n, factor, acc);
+void exp_shifted(const float* x, int n, const float* references, float* out) {
+  HWY_DYNAMIC_DISPATCH(exp_shifted_each)(x, n, references, out);
 }
-void max_scaled(const float* x, int n, float factor, float* acc) {
-  HWY_DYNAMIC_DISPATCH(max_scaled)(x, n, factor, acc);
+void add_scaled(const ScaledRows& rows, int n, float* acc) {
+  HWY_DYNAMIC_DISPATCH(add_scaled)(rows, n, acc);
+}
+void max_scaled(const ScaledRows& rows, int n, float* acc) {
+  HWY_DYNAMIC_DISPATCH(max_scaled)(rows, n, acc);
+}
+void max_of_neighbours(const float* x, int n, int reach, float* scratch, float* out) {
+  HWY_DYNAMIC_DISPATCH(max_of_neighbours)(x, n, reach, scratch, out);
 }
 void to_float(const std::byte* in, DType dtype, int n, float* out) {
   HWY_DYNAMIC_DISPATCH(to_float)(in, dtype, n, out);
