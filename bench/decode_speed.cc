@@ -1,228 +1,259 @@
-// Decode speed and KV memory against context length, for the full cache, streaming and morphkv, in
-// one run. The answer is checked before anything is timed: a budget that never fills gives the full
-// cache's tokens. A bounded arm generates one long text and is measured along the way; the full
-// cache reads a prompt of each length first, which is far quicker than generating it and leaves the
-// same cache.
+// Decode speed and KV memory against context length: llama.cpp as it is, streaming and morphkv, in
+// one run. All arms read the same text and take their timed steps in turns, so that a slow phase of
+// the machine meets all of them. Checked before anything is timed: with a budget that never fills,
+// every arm gives the tokens of llama.cpp; and at the end: every bounded cache holds its budget.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
+#include <cstddef>
 #include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "morphkv/llama_cpp/model_file.h"
-#include "morphkv/llama_cpp/session.h"
+#include "lane.h"
+#include "morphkv/llama_cpp/model_spec.h"
 #include "report.h"
+#include "support.h"
 
 namespace {
 
-using namespace morphkv;             // NOLINT
-using namespace morphkv::llama_cpp;  // NOLINT
-using Json = nlohmann::ordered_json;
+using namespace morphkv;         // NOLINT
+using namespace morphkv::bench;  // NOLINT
 
-struct Bench {
-  const llama_model* model;
-  std::vector<llama_token> text;  // tokens to read; repeated as needed
-  int budget;
-  int threads;
-  int steps;                 // decode steps per measured point
-  std::vector<int> lengths;  // tokens of context at the points
+constexpr int kTurn = 8;         // steps that an arm takes before the next one's turn
+constexpr int kFlatSteps = 128;  // of the long and of the short lane
+constexpr int kShortTokens = 1000;
+constexpr const char* kFull = "full";
+constexpr const char* kStreaming = "streaming";
+constexpr const char* kMorphKV = "morphkv attention, window 8";
 
-  std::vector<llama_token> prompt(int tokens) const {
-    std::vector<llama_token> out;
-    for (int i = 0; i < tokens; ++i) out.push_back(text[static_cast<std::size_t>(i) % text.size()]);
-    return out;
-  }
+struct Options {
+  CommonOptions common;
+  int steps = 64;
+  std::vector<int> lengths = {1000, 2000, 4000, 8000};
+  std::vector<std::string> arms;  // parts of names; none = all
 };
 
 struct Arm {
   std::string name;
-  CacheConfig cache;
+  std::optional<CacheConfig> cache;  // none: llama.cpp as it is
 };
 
-SessionOptions options(const Bench& b, const Arm& arm, int max_tokens) {
-  SessionOptions o;
-  o.evictor.cache = arm.cache;
-  o.sampling.temperature = 0.0f;
-  o.max_tokens = max_tokens;
-  o.ignore_eos = true;
-  o.threads = b.threads;
-  return o;
-}
-
-struct Run {
-  SessionResult result;
-  std::vector<double> ms;  // [token]
-  std::vector<llama_token> tokens;
+struct Track {
+  Arm arm;
+  Lane lane;
+  Json points = Json::array();
 };
 
-Run run(const Bench& b, const Arm& arm, int prompt_tokens, int max_tokens) {
-  Session session(b.model, options(b, arm, max_tokens));
-  Run r;
-  SessionCallbacks callbacks;
-  callbacks.on_token = [&](llama_token token, std::string_view, double ms) {
-    r.ms.push_back(ms);
-    r.tokens.push_back(token);
-    if (r.ms.size() % 500 == 0)
-      std::fprintf(stderr, "  %s: %zu tokens\n", arm.name.c_str(), r.ms.size());
+std::vector<Arm> make_arms(const Options& o) {
+  const int budget = o.common.budget;
+  std::vector<Arm> arms = {{kFull, std::nullopt},
+                           {kStreaming, CacheConfig{.budget = budget, .policy = "streaming"}}};
+  for (const int window : {1, 8, 32}) {
+    arms.push_back({"morphkv keys, window " + std::to_string(window),
+                    CacheConfig{.budget = budget, .window = window}});
+  }
+  for (const int window : {1, 8, 32}) {
+    arms.push_back(
+        {"morphkv attention, window " + std::to_string(window),
+         CacheConfig{
+             .budget = budget, .window = window, .pool = 11, .queries = QuerySource::kAttention}});
+  }
+  std::erase_if(arms, [&](const Arm& arm) {
+    return !o.arms.empty() && std::none_of(o.arms.begin(), o.arms.end(), [&](const auto& part) {
+      return arm.name.find(part) != std::string::npos;
+    });
+  });
+  if (arms.empty()) throw std::runtime_error("--arms: no arm has such a name");
+  return arms;
+}
+
+void check_answers(llama_model* model, const Tokens& text, int threads,
+                   const std::vector<Arm>& arms) {
+  constexpr int kPrompt = 300;
+  constexpr int kAnswer = 40;
+  const auto answer = [&](std::optional<CacheConfig> cache) {
+    if (cache) cache->budget = 1024;
+    Lane lane(model, text, threads, cache);
+    lane.read_to(kPrompt);
+    Tokens tokens;
+    for (int i = 0; i < kAnswer; ++i) {
+      tokens.push_back(lane.next());
+      lane.step(lane.next());
+    }
+    return tokens;
   };
-  r.result = session.run(b.prompt(prompt_tokens), callbacks);
-  if (const auto broken = session.evictor().violations(); !broken.empty()) {
-    throw std::runtime_error(arm.name + ": " + broken.front());
+  const Tokens expected = answer(std::nullopt);
+  for (const Arm& arm : arms) {
+    if (arm.cache && answer(arm.cache) != expected)
+      throw std::runtime_error(arm.name +
+                               ": within its budget it gives other tokens than llama.cpp");
   }
-  return r;
 }
 
-// Median and the 10th and 90th percentile of ms[first, last).
-Json spread(const std::vector<double>& ms, int first, int last) {
-  std::vector<double> part(ms.begin() + first, ms.begin() + last);
-  std::sort(part.begin(), part.end());
-  const auto at = [&](double share) {
-    return part[static_cast<std::size_t>(share * static_cast<double>(part.size() - 1))];
+void check_bound(const Track& track) {
+  if (!track.lane.evictor()) return;
+  const int rows = track.lane.evictor()->stats().rows_kept;
+  const int due = std::min(track.arm.cache->budget, track.lane.position());
+  if (rows != due) {
+    throw std::runtime_error(track.arm.name + ": " + std::to_string(rows) + " rows kept, due " +
+                             std::to_string(due));
+  }
+  if (const auto broken = track.lane.evictor()->violations(); !broken.empty())
+    throw std::runtime_error(track.arm.name + ": " + broken.front());
+}
+
+struct Times {
+  std::vector<double> ms, evict_ms;  // [step]
+};
+
+// `steps` steps of every lane, a few at a time. [lane]
+std::vector<Times> time_in_turns(const std::vector<Lane*>& lanes, int steps) {
+  std::vector<Times> times(lanes.size());
+  for (Lane* lane : lanes) lane->step();  // the engine's graph for one token is new
+  for (int done = 0; done < steps; done += kTurn) {
+    for (std::size_t i = 0; i < lanes.size(); ++i) {
+      for (int n = std::min(kTurn, steps - done); n > 0; --n) {
+        const Lane::Step step = lanes[i]->step();
+        times[i].ms.push_back(step.ms);
+        times[i].evict_ms.push_back(step.evict_ms);
+      }
+    }
+  }
+  return times;
+}
+
+void measure_length(std::vector<Track>& tracks, int length, int steps, const ModelSpec& spec) {
+  std::vector<Lane*> lanes;
+  for (Track& track : tracks) {
+    const Stopwatch reading;
+    track.lane.read_to(length - 1);  // and a step that is not timed
+    std::fprintf(stderr, "%s: %d tokens read (%.1f s)\n", track.arm.name.c_str(), length,
+                 reading.ms() / 1000);
+    lanes.push_back(&track.lane);
+  }
+  const std::vector<Times> times = time_in_turns(lanes, steps);
+  const auto median_of = [&](const char* name) {
+    for (std::size_t i = 0; i < tracks.size(); ++i)
+      if (tracks[i].arm.name == name) return median(times[i].ms);
+    return 0.0;
   };
-  return {{"median_ms", at(0.5)},
-          {"p10_ms", at(0.1)},
-          {"p90_ms", at(0.9)},
-          {"tokens_per_second", 1000.0 / at(0.5)}};
-}
-
-Json point(const Run& r, int tokens, int first, int last) {
-  Json p = {{"context_tokens", tokens}};
-  p.update(spread(r.ms, first, last));
-  p["kv_bytes_allocated"] = r.result.cache.kv_bytes_allocated;
-  return p;
-}
-
-Json measure_full(const Bench& b, const Arm& arm) {
-  Json points = Json::array();
-  for (const int tokens : b.lengths) {
-    std::fprintf(stderr, "%s at %d tokens\n", arm.name.c_str(), tokens);
-    const Run r = run(b, arm, tokens - b.steps, b.steps);
-    points.push_back(point(r, tokens, 0, b.steps - 1));
+  const double full = median_of(kFull);
+  const double streaming = median_of(kStreaming);
+  for (std::size_t i = 0; i < tracks.size(); ++i) {
+    const double ms = median(times[i].ms);
+    Json point = {{"context_tokens", length},
+                  {"median_ms", ms},
+                  {"p10_ms", quantile(times[i].ms, 0.1)},
+                  {"p90_ms", quantile(times[i].ms, 0.9)},
+                  {"tokens_per_second", 1000 / ms},
+                  {"evict_share", median(times[i].evict_ms) / ms}};
+    if (full > 0) point["against_full"] = full / ms;
+    if (streaming > 0) point["against_streaming"] = ms / streaming;
+    const auto& evictor = tracks[i].lane.evictor();
+    // The lane of llama.cpp has room for all lengths; at each one counts what that one needs.
+    point["kv_bytes_allocated"] =
+        evictor ? evictor->stats().kv_bytes_allocated : full_kv_bytes(spec, length);
+    tracks[i].points.push_back(point);
   }
-  return {{"arm", arm.name}, {"points", points}};
 }
 
-Json measure_bounded(const Bench& b, const Arm& arm) {
-  constexpr int kPrompt = 16;
-  const int last = b.lengths.back();
-  std::fprintf(stderr, "%s to %d tokens\n", arm.name.c_str(), last);
-  const Run r = run(b, arm, kPrompt, last - kPrompt);
-  if (r.result.cache.rows_kept != b.budget) {
-    throw std::runtime_error(arm.name + ": " + std::to_string(r.result.cache.rows_kept) +
-                             " rows kept, budget " + std::to_string(b.budget));
-  }
-  Json points = Json::array();
-  for (const int tokens : b.lengths)
-    points.push_back(point(r, tokens, tokens - b.steps - kPrompt, tokens - 1 - kPrompt));
-  const auto at = [&](int from, int to) {
-    return spread(r.ms, from - kPrompt, to - kPrompt)["median_ms"].get<double>();
-  };
-  Json json = {{"arm", arm.name}, {"points", points}};
-  if (last >= 7500) {
-    json["flatness"] =
-        at(7000, 7500) / at(1000, 1500);  // of the median step: tokens 7,000-7,500 over 1,000-1,500
-  }
-  json["evict_share_of_decode"] = r.result.evict_decode_ms / r.result.decode_ms;
-  json["kv_bytes_kept"] = r.result.cache.kv_bytes_kept;
-  return json;
+// Median step of the arm's lane, long as it is now, over that of a short one.
+Json measure_flatness(Track& track, llama_model* model, const Tokens& text, int threads) {
+  const int long_tokens = track.lane.position();
+  Track fresh{track.arm, Lane(model, text, threads, track.arm.cache)};
+  fresh.lane.read_to(kShortTokens);
+  const std::vector<Times> times = time_in_turns({&track.lane, &fresh.lane}, kFlatSteps);
+  check_bound(fresh);
+  return {{"arm", track.arm.name},
+          {"long_tokens", long_tokens},
+          {"short_tokens", kShortTokens},
+          {"ratio", median(times[0].ms) / median(times[1].ms)}};
 }
 
-void check_answer(const Bench& b, const Arm& full, Arm bounded) {
-  bounded.cache.budget = 1024;
-  const auto expected = run(b, full, 300, 60).tokens;
-  const auto got = run(b, bounded, 300, 60).tokens;
-  if (got != expected)
-    throw std::runtime_error("a budget that never fills does not give the full cache's tokens");
+void check_lengths(const Options& o) {
+  for (std::size_t i = 1; i < o.lengths.size(); ++i) {
+    if (o.lengths[i] - o.lengths[i - 1] <= o.steps) {
+      throw std::runtime_error("lengths " + std::to_string(o.lengths[i - 1]) + " and " +
+                               std::to_string(o.lengths[i]) + " are not more than " +
+                               std::to_string(o.steps) + " apart: lower --steps or drop one");
+    }
+  }
+}
+
+void measure(const Options& o, llama_model* model, Json& report) {
+  check_lengths(o);
+  const std::vector<Arm> arms = make_arms(o);
+  const ModelSpec spec = llama_cpp::read_model_spec(o.common.model);
+  const int threads = o.common.threads;
+  const int longest = o.lengths.back();
+  const Tokens text = read_text(model, o.common.text, longest + o.steps + kFlatSteps + 1);
+  std::fprintf(stderr, "checking the answers\n");
+  check_answers(model, text, threads, arms);
+  std::vector<Track> tracks;
+  for (const Arm& arm : arms) tracks.push_back({arm, Lane(model, text, threads, arm.cache)});
+  for (const int length : o.lengths) measure_length(tracks, length, o.steps, spec);
+  Json flatness = Json::array();
+  for (Track& track : tracks) {
+    const bool asked = track.arm.name == kStreaming || track.arm.name == kMorphKV;
+    // Both lanes must have filled their budget.
+    if (asked && longest > kShortTokens && o.common.budget <= kShortTokens)
+      flatness.push_back(measure_flatness(track, model, text, threads));
+  }
+  report["steps"] = o.steps;
+  report["arms"] = Json::array();
+  for (const Track& track : tracks) {
+    check_bound(track);
+    report["arms"].push_back({{"arm", track.arm.name}, {"points", track.points}});
+  }
+  report["flatness"] = flatness;
 }
 
 void print_table(const Json& report) {
   std::printf(
-      "| cache | context | KV memory | ms per token (p10-p90) | tokens per second | vs full |\n");
-  std::printf("|---|---|---|---|---|---|\n");
-  const Json& full = report["arms"][0]["points"];
+      "| cache | context | KV memory | ms per token (p10-p90) | tokens per second | eviction | vs "
+      "full | over streaming |\n");
+  std::printf("|---|---|---|---|---|---|---|---|\n");
+  const auto times = [](const Json& point, const char* key) {
+    char text[16] = "-";
+    if (point.contains(key)) std::snprintf(text, sizeof text, "%.2fx", point[key].get<double>());
+    return std::string(text);
+  };
   for (const Json& arm : report["arms"]) {
-    for (std::size_t i = 0; i < arm["points"].size(); ++i) {
-      const Json& p = arm["points"][i];
-      std::printf("| %s | %d | %.1f MiB | %.1f (%.1f-%.1f) | %.0f | %.2fx |\n",
+    for (const Json& p : arm["points"]) {
+      std::printf("| %s | %d | %.1f MiB | %.1f (%.1f-%.1f) | %.0f | %.0f %% | %s | %s |\n",
                   arm["arm"].get<std::string>().c_str(), p["context_tokens"].get<int>(),
-                  p["kv_bytes_allocated"].get<double>() / 1048576.0, p["median_ms"].get<double>(),
+                  p["kv_bytes_allocated"].get<double>() / 1048576, p["median_ms"].get<double>(),
                   p["p10_ms"].get<double>(), p["p90_ms"].get<double>(),
-                  p["tokens_per_second"].get<double>(),
-                  full[i]["median_ms"].get<double>() / p["median_ms"].get<double>());
+                  p["tokens_per_second"].get<double>(), 100 * p["evict_share"].get<double>(),
+                  times(p, "against_full").c_str(), times(p, "against_streaming").c_str());
     }
   }
-  for (const Json& arm : report["arms"]) {
-    if (!arm.contains("evict_share_of_decode")) continue;
-    std::printf("\n%s: eviction %.1f %% of decode time", arm["arm"].get<std::string>().c_str(),
-                100.0 * arm["evict_share_of_decode"].get<double>());
-    if (arm.contains("flatness")) {
-      std::printf("; median step of tokens 7,000-7,500 over 1,000-1,500: %.3f",
-                  arm["flatness"].get<double>());
-    }
+  for (const Json& flat : report["flatness"]) {
+    std::printf("\n%s: median step at %d tokens over that at %d: %.3f",
+                flat["arm"].get<std::string>().c_str(), flat["long_tokens"].get<int>(),
+                flat["short_tokens"].get<int>(), flat["ratio"].get<double>());
   }
   std::printf("\n");
-}
-
-Json measure(const Bench& b) {
-  CacheConfig keys;
-  keys.budget = b.budget;
-  CacheConfig attention = keys;
-  attention.queries = QuerySource::kAttention;
-  attention.pool = 7;
-  CacheConfig streaming = keys;
-  streaming.policy = "streaming";
-  CacheConfig full = keys;
-  full.policy = "full";
-  check_answer(b, {"full", full}, {"morphkv", attention});
-  Json report = bench::report_head("decode_speed");
-  report["llama_version"] = llama_version();
-  report["threads"] = b.threads;
-  report["budget"] = b.budget;
-  report["arms"] = Json::array();
-  report["arms"].push_back(measure_full(b, {"full", full}));
-  report["arms"].push_back(measure_bounded(b, {"streaming", streaming}));
-  report["arms"].push_back(measure_bounded(b, {"morphkv attention, window 8, pool 7", attention}));
-  report["arms"].push_back(measure_bounded(b, {"morphkv keys, window 8", keys}));
-  return report;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Decode speed and KV memory against context length.");
-  std::string model_path;
-  std::string text_path;
-  std::string json_path;
-  Bench b{nullptr,           {}, 512, static_cast<int>(std::thread::hardware_concurrency()), 64,
-          {1000, 4000, 8000}};
-  app.add_option("-m,--model", model_path, "GGUF model")->required();
-  app.add_option("-f,--file", text_path, "text to read")->required();
-  app.add_option("--json", json_path, "write the figures to this file");
-  app.add_option("--budget", b.budget, "rows per KV head")->capture_default_str();
-  app.add_option("-t,--threads", b.threads, "threads")->capture_default_str();
-  app.add_option("--steps", b.steps, "decode steps per point")->capture_default_str();
-  app.add_option("--lengths", b.lengths, "context lengths, ascending")->capture_default_str();
+  Options o;
+  add_options(app, o.common);
+  app.add_option("--steps", o.steps, "timed decode steps per arm and length")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--lengths", o.lengths, "context lengths, more than --steps apart")
+      ->capture_default_str()
+      ->check(CLI::Range(2, kMaxBudget));
+  app.add_option("--arms", o.arms, "measure only the arms with one of these in their name");
   CLI11_PARSE(app, argc, argv);
-  llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
-  try {
-    const ModelPtr model = load_model(model_path, {});
-    b.model = model.get();
-    std::ifstream file(text_path);
-    b.text = tokenize(b.model, std::string(std::istreambuf_iterator<char>(file), {}), false);
-    if (b.text.empty()) throw std::runtime_error("no text in '" + text_path + "'");
-    const Json report = measure(b);
-    print_table(report);
-    if (!json_path.empty()) std::ofstream(json_path) << report.dump(2) << "\n";
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "decode_speed: error: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  std::sort(o.lengths.begin(), o.lengths.end());
+  return run_benchmark(
+      "decode_speed", o.common,
+      [&](llama_model* model, Json& report) { measure(o, model, report); }, print_table);
 }

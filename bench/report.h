@@ -1,10 +1,13 @@
-// What every benchmark's report says of itself.
+// What every benchmark's report says of itself, and how it sums up its times.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "kernels/kernels.h"
 #include "morphkv/version.h"
@@ -33,5 +36,13 @@ inline nlohmann::ordered_json report_head(const std::string& benchmark) {
           {"simd_target", kernels::target_name()},
           {"date", date()}};
 }
+
+// The value that `share` (0 to 1) of `values` do not exceed. At least one value.
+inline double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
+}
+
+inline double median(const std::vector<double>& values) { return quantile(values, 0.5); }
 
 }  // namespace morphkv::bench
