@@ -2,6 +2,7 @@
 # (CMake asks scripts/setup for llama.cpp and the tests' model by itself.)
 
 TOOL := build/release/morphkv
+FIGURES := docs/data/performance
 SOURCE_DIRS := include src integrations apps tests bench examples python
 
 .PHONY: help setup configure build demo model test test-reference bench format tidy clean
@@ -38,12 +39,20 @@ test: build ## set up, build and run every test
 test-reference: setup ## run the reference's own tests against morphkv.mlx (`make test` does too)
 	@tests/python/run build/release/tests/python install reference
 
-bench: build ## run the benchmarks
-	@model=$$(scripts/setup model) && \
-	build/release/bench/decode_speed -m "$$model" -f examples/demo_prompt.txt && \
-	build/release/bench/prefill_speed -m "$$model" -f examples/demo_prompt.txt
-	@tests/python/run build/release/tests/python install \
-	  python bench/reference_speed.py --cpp build/release/bench/cache_speed
+bench: build ## run the benchmarks and write docs/performance.md
+	@mkdir -p $(FIGURES)
+	@build/release/bench/kernel_speed --json $(FIGURES)/kernel_speed.json
+	@model=$$(scripts/setup model) && set -- -m "$$model" -f examples/demo_prompt.txt && \
+	build/release/bench/decode_speed "$$@" --json $(FIGURES)/decode_speed.json && \
+	build/release/bench/prefill_speed "$$@" --json $(FIGURES)/prefill_speed.json && \
+	python3 bench/memory.py --tool $(TOOL) "$$@" --json $(FIGURES)/memory.json
+	@tests/python/run build/release/tests/python install python bench/reference_speed.py \
+	  --cpp build/release/bench/cache_speed --json $(FIGURES)/reference_speed.json
+	@python=$$(scripts/setup bench) || { echo 'bench: without the wheels of scripts/setup bench' \
+	  'there is no openvino_speed, and docs/performance.md stays as it is' >&2; exit 0; }; \
+	"$$python" bench/openvino_speed.py -m "$$(scripts/setup model)" -f examples/demo_prompt.txt \
+	  --json $(FIGURES)/openvino_speed.json && \
+	"$$python" bench/performance_page.py
 
 format: ## format the sources in place
 	@find $(SOURCE_DIRS) -name '*.h' -o -name '*.cc' | xargs clang-format -i

@@ -1,6 +1,6 @@
 """One decode step and a 2,048-token prefill of one layer: the reference implementation (MLX on the
-CPU) against morphkv through C++, numpy and morphkv.mlx, and a deep copy of 30 layers; same run, one
-core. All arms must keep the same positions before anything is timed.
+CPU) against the rule written plainly in numpy and against morphkv through C++, numpy and
+morphkv.mlx, and a deep copy of 30 layers; same run, one core. All must keep the same positions.
 
 Run by `make bench`, or: tests/python/run WORK install python bench/reference_speed.py --cpp BINARY
 """
@@ -25,21 +25,15 @@ from veloxquant_mlx.cache.morphkv_cache import MorphKVKVCache as ReferenceCache 
 
 import morphkv  # noqa: E402
 import morphkv.mlx  # noqa: E402
+import report  # noqa: E402
 
-BUDGET, WINDOW, HEADS, DIM, PREFILL = 512, 8, 8, 128, 2048
+BUDGET, SINKS, WINDOW, HEADS, DIM, PREFILL = 512, 4, 8, 8, 128, 2048
 STEPS, REFERENCE_STEPS = 500, 60
 TARGETS = {  # at least so many times faster than the reference: decode step, prefill
-    "morphkv, C++": (40, 80),
+    "morphkv, C++": (100, 200),
     "morphkv.mlx": (8, 40),
-    "morphkv, numpy": (None, None),
 }
 COPY_TARGET_MS = 100
-
-
-def summary(ms: list[float]) -> dict[str, float]:
-    ms = sorted(ms)
-    shares = {"median_ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
-    return {name: ms[int(share * (len(ms) - 1))] for name, share in shares.items()}
 
 
 def timed(work) -> float:
@@ -56,7 +50,8 @@ class NumpyArm:
         self.cache = None
 
     def fresh(self) -> None:
-        self.cache = morphkv.MorphKVCache(morphkv.CacheConfig(budget=BUDGET, window=WINDOW))
+        config = morphkv.CacheConfig(budget=BUDGET, n_sink=SINKS, window=WINDOW)
+        self.cache = morphkv.MorphKVCache(config)
 
     def feed(self, first: int, last: int) -> None:
         part = self.rows[:, :, first:last]
@@ -64,6 +59,41 @@ class NumpyArm:
 
     def positions(self) -> list[list[int]]:
         return self.cache.positions[0].tolist()
+
+
+class PlainArm(NumpyArm):
+    """The rule as ARCHITECTURE.md has it, in float32, all heads at once: what one writes first."""
+
+    name = "numpy, straightforward"
+
+    def fresh(self) -> None:
+        self.keys = self.values = np.empty((HEADS, 0, DIM), np.float32)
+        self.kept = np.empty((HEADS, 0), np.int64)
+        self.offset = 0
+
+    def feed(self, first: int, last: int) -> None:
+        for row in self.rows[0, :, first:last].swapaxes(0, 1):
+            self.append(row[:, None].astype(np.float32))
+
+    def append(self, row: np.ndarray) -> None:
+        self.keys = np.concatenate([self.keys, row], axis=1)
+        self.values = np.concatenate([self.values, row], axis=1)
+        self.kept = np.concatenate([self.kept, np.full((HEADS, 1), self.offset)], axis=1)
+        self.offset += 1
+        rows = self.keys.shape[1]
+        if rows <= BUDGET:
+            return
+        logits = self.keys[:, -WINDOW:] @ self.keys.swapaxes(1, 2) / np.sqrt(np.float32(DIM))
+        weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+        scores = (weights / weights.sum(axis=2, keepdims=True)).mean(axis=1)
+        scores[:, :SINKS] = scores[:, -WINDOW:] = np.inf
+        stay = np.arange(rows) != scores.argmin(axis=1)[:, None]
+        self.keys = self.keys[stay].reshape(HEADS, rows - 1, DIM)
+        self.values = self.values[stay].reshape(HEADS, rows - 1, DIM)
+        self.kept = self.kept[stay].reshape(HEADS, rows - 1)
+
+    def positions(self) -> list[list[int]]:
+        return self.kept.tolist()
 
 
 class MlxArm(NumpyArm):
@@ -110,7 +140,7 @@ def measure(arm: NumpyArm, steps: int, repeats: int) -> tuple[dict, list[list[in
         decode.append(timed(lambda t=t: arm.feed(t, t + 1)))
         if len(decode) == REFERENCE_STEPS:
             positions = arm.positions()
-    return {"decode_step": summary(decode), "prefill": summary(prefill)}, positions
+    return {"decode_step": report.spread(decode), "prefill": report.spread(prefill)}, positions
 
 
 def measure_cpp(binary: str, rows: np.ndarray, steps: int) -> tuple[dict, list[list[int]]]:
@@ -121,8 +151,8 @@ def measure_cpp(binary: str, rows: np.ndarray, steps: int) -> tuple[dict, list[l
                  "prefill": PREFILL, "steps": steps}
         options = [f"--{name}={value}" for name, value in sizes.items()]
         run = subprocess.run([binary, f"--rows={path}", *options], check=True, capture_output=True)
-    report = json.loads(run.stdout)
-    return report, np.array(report.pop("positions")).reshape(HEADS, -1).tolist()
+    measured = json.loads(run.stdout)
+    return measured, np.array(measured.pop("positions")).reshape(HEADS, -1).tolist()
 
 
 def measure_deep_copy() -> dict[str, float]:
@@ -130,22 +160,15 @@ def measure_deep_copy() -> dict[str, float]:
     layers = [morphkv.mlx.MorphKVKVCache({"morphkv_budget": 512}) for _ in range(30)]
     for layer in layers:
         layer.update_and_fetch(rows, rows)
-    return summary([timed(lambda: copy.deepcopy(layers)) for _ in range(11)])
+    return report.spread([timed(lambda: copy.deepcopy(layers)) for _ in range(11)])
 
 
-def cpu_name() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown"
-
-
-def print_table(report: dict) -> None:
-    base = report["arms"]["reference (MLX, CPU)"]
+def print_table(figures: dict) -> None:
+    base = figures["arms"]["reference (MLX, CPU)"]
     print("| cache | decode step, ms (p10-p90) | faster | target | prefill of 2,048, ms | faster "
           "| target |")
     print("|---|---|---|---|---|---|---|")
-    for name, arm in report["arms"].items():
+    for name, arm in figures["arms"].items():
         cells = []
         for figure, target in zip(("decode_step", "prefill"), TARGETS.get(name, (None, None))):
             a = arm[figure]
@@ -153,9 +176,9 @@ def print_table(report: dict) -> None:
                       f"{base[figure]['median_ms'] / a['median_ms']:.1f}x",
                       f"{target}x" if target else ""]
         print(f"| {name} | {' | '.join(cells)} |")
-    for name, figures in report["deep_copy_30_layers"].items():
+    for name, copies in figures["deep_copy_30_layers"].items():
         print(f"\ndeep copy of 30 layers (budget 512, H 3, D 64), {name}: "
-              f"{figures['median_ms']:.1f} ms, target below {COPY_TARGET_MS}", end="")
+              f"{copies['median_ms']:.1f} ms, target below {COPY_TARGET_MS}", end="")
     print()
 
 
@@ -175,6 +198,8 @@ def main() -> None:
     arms[reference.name], kept[reference.name] = measure(
         reference, REFERENCE_STEPS, options.prefills
     )
+    plain = PlainArm(rows)
+    arms[plain.name], kept[plain.name] = measure(plain, STEPS // 4, 2)
     for arm in (NumpyArm(rows), MlxArm(rows)):
         arms[arm.name], kept[arm.name] = measure(arm, STEPS, 7)
     name = "morphkv, C++"
@@ -184,27 +209,25 @@ def main() -> None:
         if positions != kept[reference.name]:
             sys.exit(f"reference_speed: error: {name} keeps other positions than the reference")
 
-    report = {
-        "benchmark": "reference_speed",
+    figures = {
+        **report.head("reference_speed"),
         "morphkv_version": morphkv.__version__,
         "reference": "veloxquant-mlx 0.94.15",
         "mlx_version": mx.__version__,
-        "cpu": cpu_name(),
         "simd_target": arms["morphkv, C++"]["simd_target"],
         "threads": 1,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "openblas_coretype": os.environ.get("OPENBLAS_CORETYPE"),
         "budget": BUDGET, "window": WINDOW, "heads": HEADS, "dim": DIM, "prefill_tokens": PREFILL,
         "same_positions": True,
+        "targets": TARGETS, "deep_copy_target_ms": COPY_TARGET_MS,
         "arms": arms,
         "deep_copy_30_layers": {
             "C++": arms["morphkv, C++"]["deep_copy_30_layers"],
             "morphkv.mlx": measure_deep_copy(),
         },
     }
-    print_table(report)
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    print_table(figures)
+    report.write(figures, options.json)
 
 
 if __name__ == "__main__":
