@@ -38,6 +38,7 @@ class WindowHead : public HeadPolicy {
       scores[rank] = ws.slot_scores[keep.slots()[rank]];
     }
   }
+  void prefetch(int slot_limit) const override { window_.prefetch(slot_limit); }
   void erase(int slot) override { window_.erase(slot); }
   void move(int from, int to) override { window_.move(from, to); }
   void shift(int first, int last, int by) override { window_.shift(first, last, by); }

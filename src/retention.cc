@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/kernels.h"
 #include "morphkv/scores.h"
 #include "morphkv/victim.h"
 
@@ -60,6 +61,12 @@ void HeadRetention::append(const NewRows& rows, Position first_position, Workspa
     evict_to_budget(ws);
   }
   std::sort(victims_.begin(), victims_.end());
+}
+
+void HeadRetention::prefetch() const {
+  kernels::prefetch(std::as_bytes(keep_.slots()));
+  kernels::prefetch(std::as_bytes(keep_.positions()));
+  policy_->prefetch(keep_.held().limit());
 }
 
 void HeadRetention::extend(const NewRows& rows, Position first_position, Workspace& ws) {
@@ -177,7 +184,22 @@ NewRows LayerRetention::rows_of(const LayerCall& call, std::size_t head) {
           .softcap = call.softcap};
 }
 
+// An engine stores the heads of a row side by side. Brought in row by row, all of them come at the
+// speed of the memory; head by head each waits for every second line.
+void LayerRetention::prefetch(const LayerCall& call) const {
+  for (const HeadRetention& head : heads_) head.prefetch();
+  if (call.keys.size() < 2) return;
+  const RowsView& first = call.keys.front();
+  const std::ptrdiff_t row_bytes = call.keys.back().row(0) - first.row(0) +
+                                   static_cast<std::ptrdiff_t>(size_of(first.dtype)) * first.dim;
+  if (row_bytes != first.slot_stride) return;
+  heads_.front().keep().held().for_each_run([&](int from, int to) {
+    kernels::prefetch({first.row(from), static_cast<std::size_t>((to - from) * row_bytes)});
+  });
+}
+
 void LayerRetention::append(const LayerCall& call, Workspace& ws) {
+  prefetch(call);
   for (std::size_t h = 0; h < heads_.size(); ++h) {
     heads_[h].append(rows_of(call, h), call.first_position, ws);
   }

@@ -15,7 +15,7 @@ void fuse_window(WindowLogits& window, Fusion fusion, const KeepSet& keep,
   const bool mean = fusion == Fusion::kMean;
   const float share = mean ? 1.0f / static_cast<float>(std::max(1, window.queries())) : 1.0f;
   const kernels::ScaledRows rows{.x = window.weights(0),
-                                 .stride = window.max_slots(),
+                                 .stride = window.stride(),
                                  .factors = window.factors(limit, share).data(),
                                  .rows = window.queries()};
   (mean ? kernels::add_scaled : kernels::max_scaled)(rows, limit, slot_scores.data());

@@ -17,10 +17,17 @@ constexpr float kNotHeld = -std::numeric_limits<float>::infinity();
 constexpr float kMaxAboveReference = 16.0f;
 constexpr float kMinNormaliser = 1e-4f;
 
+// Whole cache lines, an odd number of them: at a power of two all queries' weights on a slot would
+// want the same place in the cache.
+std::int64_t stride_of(int max_slots) {
+  constexpr std::int64_t kLine = 16;
+  return ((max_slots + kLine - 1) / kLine | 1) * kLine;
+}
+
 }  // namespace
 
 WindowLogits::WindowLogits(QuerySource source, int window, int max_slots)
-    : source_(source), window_(window), max_slots_(max_slots) {
+    : source_(source), window_(window), max_slots_(max_slots), stride_(stride_of(max_slots)) {
   weights_.assign(offset(window), 0.0f);
   factors_.assign(static_cast<std::size_t>(window), 1.0f);
   if (source_ == QuerySource::kKeys) {
@@ -88,6 +95,12 @@ void WindowLogits::refresh(int i, int slot_limit) {
   reference_[i] = kernels::max_of(row, slot_limit);
   kernels::exp_shifted(row, slot_limit, reference_[i], weights);
   std::fill(weights + slot_limit, weights + max_slots_, 0.0f);
+}
+
+void WindowLogits::prefetch(int slot_limit) const {
+  const auto columns = static_cast<std::size_t>(slot_limit);
+  for (int i = 0; i < filled_; ++i)
+    kernels::prefetch(std::as_bytes(std::span(weights(i), columns)));
 }
 
 void WindowLogits::erase(int slot) {

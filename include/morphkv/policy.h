@@ -74,6 +74,8 @@ class HeadPolicy {
     static_cast<void>(scores);
     static_cast<void>(workspace);
   }
+  // Brings into the cache what append() and score() will read of the slots below slot_limit.
+  virtual void prefetch(int slot_limit) const { static_cast<void>(slot_limit); }
   // The row in `slot` has left; the row in `from` now lies in `to`.
   virtual void erase(int slot) { static_cast<void>(slot); }
   virtual void move(int from, int to) {

@@ -39,6 +39,9 @@ class HeadRetention {
   void guide(const NewRows& guide, Workspace& workspace);
   void evict(Workspace& workspace);
 
+  // Brings into the cache what the next step will read.
+  void prefetch() const;
+
   // Slots given up in the last append() or evict(), ascending.
   std::span<const int> victims() const { return victims_; }
   // The host has made use of them.
@@ -123,6 +126,7 @@ class LayerRetention {
 
  private:
   static NewRows rows_of(const LayerCall& call, std::size_t head);
+  void prefetch(const LayerCall& call) const;
 
   CacheConfig config_;
   std::vector<HeadRetention> heads_;

@@ -31,6 +31,7 @@ class WindowLogits {
   int window() const { return window_; }
   int queries() const { return filled_; }
   int max_slots() const { return max_slots_; }
+  std::int64_t stride() const { return stride_; }  // floats from one query's weights to the next's
 
   // Weights of query i (in [0, queries()), no particular order) on each slot; 0 for a slot not
   // held.
@@ -42,6 +43,8 @@ class WindowLogits {
   // share / normaliser(i, slot_limit) of every query.
   std::span<const float> factors(int slot_limit, float share);
 
+  // Brings into the cache the weights of the slots below slot_limit.
+  void prefetch(int slot_limit) const;
   void erase(int slot);
   void move(int from, int to);
   // The columns [first, last) move by `by`; what they leave is not held.
@@ -56,13 +59,14 @@ class WindowLogits {
 
  private:
   std::size_t offset(int i) const {
-    return static_cast<std::size_t>(i) * static_cast<std::size_t>(max_slots_);
+    return static_cast<std::size_t>(i) * static_cast<std::size_t>(stride_);
   }
   void refresh(int i, int slot_limit);
 
   QuerySource source_;
   int window_;
   int max_slots_;
+  std::int64_t stride_;
   int filled_ = 0;
   int next_ = 0;                  // ring row that the next query takes
   std::vector<float> weights_;    // [query, slot] exp(logit - reference), or probabilities

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cell_ledger.h"
+#include "engine_threads.h"
 #include "kv_store.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/policy.h"
@@ -107,17 +108,30 @@ class Evictor::Impl {
     KvStore store;
     LayerRetention retention;
   };
+  // What one thread needs to work on a layer.
+  struct Worker {
+    Workspace workspace;
+    KvScratch scratch;
+    std::vector<int> cells_held;  // before the call, and its new ones
+    std::vector<QueriesView> queries;
+    std::vector<RowMove> moves;
+  };
 
   void require_bound(const char* call) const;
   void evaluate_one_token(llama_context* context) const;
-  void allocate();
+  void allocate(llama_context* context);
   void require_guided() const;
   void require_sliding_rows_intact() const;
   bool poisons() const { return options_.poison_freed_rows.value_or(kDebugBuild); }
   void find_new_cells();
-  LayerCall call_of(std::size_t layer, Position first_position, std::span<const int> slots);
-  void remove_labels(Position first, Position last);
+  LayerCall call_of(Layer& layer, Position first_position, std::span<const int> slots,
+                    Worker& worker);
+  template <class Body>
+  void for_each_layer(const Body& body);
+  void plan_free();
+  void empty_cells(Layer& layer, Worker& worker);
   void free_cells();
+  void remove_labels(Position first, Position last);
 
   const llama_model* model_;
   EvictorOptions options_;
@@ -133,13 +147,10 @@ class Evictor::Impl {
   int swa_cells_ = 0;                   // how many cells they have
   std::size_t bytes_allocated_ = 0;
 
-  std::optional<Workspace> workspace_;
-  KvScratch scratch_;
+  std::optional<EngineThreads> threads_;
+  std::vector<Worker> workers_;  // [thread]
   std::vector<int> new_cells_;
-  std::vector<int> cells_held_;  // before the call, and its new ones
   std::vector<int> asking_cells_;
-  std::vector<QueriesView> queries_;
-  std::vector<RowMove> moves_;
   FreePlan plan_;
   std::int64_t rows_evicted_ = 0;
   double evict_ms_ = 0.0;
@@ -202,7 +213,7 @@ void Evictor::Impl::bind(llama_context* context) {
     const std::string why = KvStore::unsupported(layer);
     if (!why.empty()) throw Unsupported("this model cannot be bounded: " + why);
   }
-  allocate();
+  allocate(context);
   context_ = context;
 }
 
@@ -224,7 +235,7 @@ void Evictor::Impl::evaluate_one_token(llama_context* context) const {
   }
 }
 
-void Evictor::Impl::allocate() {
+void Evictor::Impl::allocate(llama_context* context) {
   const bool moving = std::exchange(rows_taken_, false);
   if (!moving) {
     ledger_.emplace(n_cells_, options_.cache.n_sink);
@@ -254,8 +265,19 @@ void Evictor::Impl::allocate() {
                                               tapped.n_head_kv, n_cells_)});
   }
   layers_ = std::move(layers);
-  workspace_.emplace(n_cells_, max_group, max_dim);
-  moves_.resize(static_cast<std::size_t>(n_cells_));
+  // Calls of a device's backend come from one thread.
+  const bool in_host_memory =
+      std::ranges::all_of(layers_, [](const Layer& l) { return l.store.in_host_memory(); });
+  threads_.emplace(
+      in_host_memory ? std::max(llama_n_threads(context), llama_n_threads_batch(context)) : 1);
+  workers_.clear();
+  for (int i = 0; i < threads_->threads(); ++i) {
+    workers_.push_back({.workspace = Workspace(n_cells_, max_group, max_dim),
+                        .scratch = {},
+                        .cells_held = {},
+                        .queries = {},
+                        .moves = std::vector<RowMove>(static_cast<std::size_t>(n_cells_))});
+  }
   new_cells_.reserve(static_cast<std::size_t>(n_cells_));
 }
 
@@ -285,9 +307,11 @@ void Evictor::Impl::after_decode() {
   find_new_cells();
   if (!new_cells_.empty()) {
     for (const int cell : new_cells_) ledger_->append(cell);
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      layers_[i].retention.append(call_of(i, first_position, new_cells_), *workspace_);
-    }
+    plan_free();
+    for_each_layer([&](Layer& layer, Worker& worker) {
+      layer.retention.append(call_of(layer, first_position, new_cells_, worker), worker.workspace);
+      empty_cells(layer, worker);
+    });
     free_cells();
   }
   tap_.clear_call();
@@ -304,12 +328,12 @@ void Evictor::Impl::hold(int asking) {
     asking_cells_.assign(
         new_cells_.end() - std::min<std::ptrdiff_t>(asking, std::ssize(new_cells_)),
         new_cells_.end());
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      LayerCall call = call_of(i, first_position, new_cells_);
-      layers_[i].retention.extend(call, *workspace_);
+    for_each_layer([&](Layer& layer, Worker& worker) {
+      LayerCall call = call_of(layer, first_position, new_cells_, worker);
+      layer.retention.extend(call, worker.workspace);
       call.slots = asking_cells_;
-      if (asking > 0) layers_[i].retention.guide(call, *workspace_);
-    }
+      if (asking > 0) layer.retention.guide(call, worker.workspace);
+    });
   }
   tap_.clear_call();
 }
@@ -321,10 +345,10 @@ void Evictor::Impl::guide() {
   find_new_cells();
   require_sliding_rows_intact();
   if (!new_cells_.empty()) {
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      layers_[i].retention.guide(call_of(i, offset(), new_cells_), *workspace_);
-      if (poisons()) layers_[i].store.poison(new_cells_, kPoison, scratch_);
-    }
+    for_each_layer([&](Layer& layer, Worker& worker) {
+      layer.retention.guide(call_of(layer, offset(), new_cells_, worker), worker.workspace);
+      if (poisons()) layer.store.poison(new_cells_, kPoison, worker.scratch);
+    });
     remove_labels(offset(), offset() + std::ssize(new_cells_));
   }
   tap_.clear_call();
@@ -333,7 +357,11 @@ void Evictor::Impl::guide() {
 void Evictor::Impl::evict() {
   require_bound("evict");
   const Timed timed(evict_ms_);
-  for (Layer& layer : layers_) layer.retention.evict(*workspace_);
+  plan_free();
+  for_each_layer([&](Layer& layer, Worker& worker) {
+    layer.retention.evict(worker.workspace);
+    empty_cells(layer, worker);
+  });
   free_cells();
 }
 
@@ -389,9 +417,8 @@ void Evictor::Impl::find_new_cells() {
 
 // What the new tokens bring to one layer, those in `slots` its rows; the rows held are readable
 // too.
-LayerCall Evictor::Impl::call_of(std::size_t i, Position first_position,
-                                 std::span<const int> slots) {
-  Layer& layer = layers_[i];
+LayerCall Evictor::Impl::call_of(Layer& layer, Position first_position, std::span<const int> slots,
+                                 Worker& worker) {
   const PolicyTraits traits = policy_->traits();
   LayerCall call{.slots = slots,
                  .first_position = first_position,
@@ -401,16 +428,17 @@ LayerCall Evictor::Impl::call_of(std::size_t i, Position first_position,
                  .softcap = layer.tapped.softcap};
   if (traits.needs_keys) {
     const auto held = layer.retention.keep(0).slots();
-    cells_held_.assign(held.begin(), held.end());
-    cells_held_.insert(cells_held_.end(), new_cells_.begin(), new_cells_.end());
-    call.keys = layer.store.keys(cells_held_, scratch_);
+    worker.cells_held.assign(held.begin(), held.end());
+    worker.cells_held.insert(worker.cells_held.end(), new_cells_.begin(), new_cells_.end());
+    call.keys = layer.store.keys(worker.cells_held, worker.scratch);
   }
-  queries_.clear();
+  worker.queries.clear();
   if (traits.needs_queries) {
+    const auto i = static_cast<std::size_t>(&layer - layers_.data());
     for (int h = 0; h < layer.tapped.n_head_kv; ++h) {
-      queries_.push_back(tap_.queries(i, h, static_cast<int>(new_cells_.size())));
+      worker.queries.push_back(tap_.queries(i, h, static_cast<int>(new_cells_.size())));
     }
-    call.queries = queries_;
+    call.queries = worker.queries;
   }
   return call;
 }
@@ -423,23 +451,40 @@ void Evictor::Impl::remove_labels(Position first, Position last) {
   }
 }
 
-// Empties as many cells as the heads have given up rows, and gives them back to the engine.
-void Evictor::Impl::free_cells() {
-  const int n = static_cast<int>(layers_.front().retention.victims(0).size());
-  if (n == 0) return;
-  ledger_->plan_free(n, plan_);
-  for (Layer& layer : layers_) {
-    for (int h = 0; h < layer.tapped.n_head_kv; ++h) {
-      const int n_moves = layer.retention.plan_moves(h, plan_.cells, moves_);
-      const auto moves = std::span(moves_).first(static_cast<std::size_t>(n_moves));
-      layer.store.apply(h, moves, scratch_);
-      layer.retention.apply_moves(h, moves);
-    }
-    if (poisons()) layer.store.poison(plan_.cells, kPoison, scratch_);
+// Calls body(layer, worker) for every layer, on as many threads as the engine has for such a call.
+template <class Body>
+void Evictor::Impl::for_each_layer(const Body& body) {
+  const int threads =
+      new_cells_.size() == 1 ? llama_n_threads(context_) : llama_n_threads_batch(context_);
+  threads_->for_each(static_cast<int>(layers_.size()), threads, [&](int i, int worker) {
+    body(layers_[static_cast<std::size_t>(i)], workers_[static_cast<std::size_t>(worker)]);
+  });
+}
+
+// Which cells are to be empty when the heads are down to the budget.
+void Evictor::Impl::plan_free() {
+  const int excess = policy_->traits().evicts ? ledger_->rows() - options_.cache.budget : 0;
+  ledger_->plan_free(std::max(0, excess), plan_);
+}
+
+// The rows in those cells go where the heads have given up rows.
+void Evictor::Impl::empty_cells(Layer& layer, Worker& worker) {
+  if (plan_.cells.empty()) return;
+  for (int h = 0; h < layer.tapped.n_head_kv; ++h) {
+    const int n_moves = layer.retention.plan_moves(h, plan_.cells, worker.moves);
+    const auto moves = std::span(worker.moves).first(static_cast<std::size_t>(n_moves));
+    layer.store.apply(h, moves, worker.scratch);
+    layer.retention.apply_moves(h, moves);
   }
+  if (poisons()) layer.store.poison(plan_.cells, kPoison, worker.scratch);
+}
+
+// The engine may use them again.
+void Evictor::Impl::free_cells() {
+  if (plan_.cells.empty()) return;
   remove_labels(plan_.first, plan_.last);
   ledger_->free(plan_);
-  rows_evicted_ += n;
+  rows_evicted_ += std::ssize(plan_.cells);
 }
 
 void Evictor::Impl::clear() {

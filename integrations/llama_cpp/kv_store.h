@@ -44,6 +44,7 @@ class KvStore {
   std::size_t row_bytes() const;
   std::size_t allocated_bytes() const;
   int n_head_kv() const { return n_head_kv_; }
+  bool in_host_memory() const { return host_; }
 
  private:
   // One head's slice of one row in K or V.

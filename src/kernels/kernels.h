@@ -2,6 +2,8 @@
 // Plain interface: what Highway is, only src/kernels/*.cc and their tests know.
 #pragma once
 
+#include <span>
+
 #include "morphkv/tensor_view.h"
 
 namespace morphkv::kernels {
@@ -59,6 +61,9 @@ void max_of_neighbours(const float* x, int n, int reach, float* scratch, float* 
 
 // One row to float. in and out hold n elements.
 void to_float(const std::byte* in, DType dtype, int n, float* out);
+
+// Brings these bytes into the cache, one line after the other.
+void prefetch(std::span<const std::byte> bytes);
 
 // Name of the vector target in use, such as "AVX3".
 const char* target_name();
