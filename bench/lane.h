@@ -18,6 +18,9 @@
 namespace morphkv::bench {
 
 inline constexpr int kMicroBatch = 512;
+// Of a lane. After larger pieces the rows of a budget of 512 lie in cells further up, and the
+// engine's attention looks at those in between as well, until as many tokens have been generated.
+inline constexpr int kLaneMicroBatch = 256;
 
 // K and V in f16 of a llama.cpp context with room for `tokens` tokens.
 inline std::size_t full_kv_bytes(const ModelSpec& model, int tokens) {
@@ -42,7 +45,7 @@ class Lane {
       : text_(text), n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))) {
     llama_context_params params = llama_context_default_params();
     params.n_ctx = static_cast<std::uint32_t>(text.size());
-    params.n_batch = params.n_ubatch = kMicroBatch;
+    params.n_batch = params.n_ubatch = kLaneMicroBatch;
     params.n_threads = params.n_threads_batch = threads;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.no_perf = true;

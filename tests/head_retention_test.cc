@@ -2,11 +2,15 @@
 // copies and saved states. The rule itself is in retention_test.cc.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <memory>
 #include <vector>
 
 #include "generators.h"
 #include "morphkv/retention.h"
+#include "oracle.h"
 #include "simulated_host.h"
 
 namespace morphkv {
@@ -136,6 +140,38 @@ TEST(HeadRetention, RefusesAMemoryOfOtherRowsAndStaysAsItWas) {
     EXPECT_FALSE(head.head().load(before, memory)) << policy;
     EXPECT_EQ(head.positions(), before);
   }
+}
+
+// Whatever the ring adds up over the steps, it must not drift away from the rule: keys that grow and
+// shrink by a factor of 8 make its references stale again and again.
+TEST(HeadRetention, FollowsTheRuleForAHundredThousandSteps) {
+  constexpr int kTokens = 100'000;
+  const CacheConfig config{.budget = 16, .n_sink = 2, .window = 4};
+  Random random(162);
+  Stream stream = test::random_stream({.tokens = kTokens, .dim = 8}, random);
+  for (int t = 0; t < kTokens; ++t) {
+    const double size = 0.5 * std::pow(8.0, (1.0 + std::sin(t / 700.0)) / 2.0);
+    for (float& value : stream.key(t, 0)) {
+      value = test::stored_as(DType::kF16, static_cast<float>(size * value));
+    }
+  }
+  OrderedHead head(config, stream);
+  test::HeadOracle oracle(config);
+  int near_ties = 0;
+  for (int t = 0; t < kTokens; ++t) {
+    head.feed_one(t % 3 == 0);
+    oracle.append(stream.key(t, 0));
+    const Positions held = head.positions();
+    Positions victims;
+    std::ranges::set_difference(oracle.positions(), held, std::back_inserter(victims));
+    if (victims != oracle.victims()) {
+      ASSERT_TRUE(oracle.is_near_tie_with(victims)) << "token " << t;
+      ++near_ties;
+    }
+    oracle.evict(victims);
+    ASSERT_EQ(held, oracle.positions()) << "token " << t;
+  }
+  EXPECT_LT(near_ties, kTokens / 100) << "or this is no test";
 }
 
 }  // namespace
