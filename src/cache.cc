@@ -144,8 +144,9 @@ std::string MorphKVCache::read_at_once(const ArrayView& keys, const ArrayView& v
   return "";
 }
 
-// A call too long for the store: a buffer of its own holds what is returned, and the store takes
-// the new rows from it a few at a time. The rule evicts per token, so the result is the same.
+// A call too long for the store: a buffer of its own holds what is returned, and each head takes
+// the new rows from it a few at a time, into whatever slots are free. The rule evicts per token, so
+// the result is the same.
 std::string MorphKVCache::read_in_blocks(const ArrayView& keys, const ArrayView& values) {
   const int prior = kept();
   const int tokens = static_cast<int>(keys.shape[2]);
@@ -162,20 +163,34 @@ std::string MorphKVCache::read_in_blocks(const ArrayView& keys, const ArrayView&
     if (!problem.empty()) return problem;
   }
   query_tokens_ = 0;
-  for (int done = 0; done < tokens;) {
-    const int n = std::min(tokens - done, capacity_ - config_.budget);
-    make_room(n);
-    for (std::size_t h = 0; h < state_heads_.size(); ++h) {
-      const int slot = state_heads_[h].start + kept();
-      const auto from = h * block + static_cast<std::size_t>((prior + done) * dim_);
-      std::copy_n(call_keys.data() + from, n * dim_, row(key_store_, h, slot));
-      std::copy_n(call_values.data() + from, n * dim_, row(value_store_, h, slot));
+  std::vector<int> free;  // slots
+  for (std::size_t h = 0; h < state_heads_.size(); ++h) {
+    HeadRetention& head = state_heads_[h].retention;
+    free.clear();
+    for (int slot = 0; slot < config_.budget + Workspace::kBlock; ++slot) {
+      if (!head.keep().held().contains(slot)) free.push_back(slot);
     }
-    for (std::size_t h = 0; h < state_heads_.size(); ++h) step(h, n, Call::kUpdate);
-    offset_ += n;
-    done += n;
-    settle();
+    for (int done = 0; done < tokens;) {
+      const int n = std::min(tokens - done, static_cast<int>(free.size()));
+      new_slots_.assign(free.begin(), free.begin() + n);
+      free.erase(free.begin(), free.begin() + n);
+      const std::uint16_t* k = call_keys.data() + h * block + (prior + done) * dim_;
+      const std::uint16_t* v = call_values.data() + h * block + (prior + done) * dim_;
+      for (const int slot : new_slots_) {
+        std::copy_n(k, dim_, row(key_store_, h, slot));
+        std::copy_n(v, dim_, row(value_store_, h, slot));
+        k += dim_;
+        v += dim_;
+      }
+      head.append(new_rows(h), offset_ + done, *workspace_);
+      free.insert(free.end(), head.victims().begin(), head.victims().end());
+      std::sort(free.begin(), free.end());
+      head.forget_victims();
+      done += n;
+    }
+    put_in_order(h);
   }
+  offset_ += tokens;
   call_keys_ = std::move(call_keys);
   call_values_ = std::move(call_values);
   visible_rows_ = prior + tokens;
@@ -309,18 +324,43 @@ bool MorphKVCache::read_queries(const ArrayView* queries, Call call) {
   return good;
 }
 
+// What the tokens in new_slots_ bring to one head.
+NewRows MorphKVCache::new_rows(std::size_t h) {
+  const std::int64_t row_bytes = dim_ * static_cast<std::int64_t>(sizeof(std::uint16_t));
+  const auto head_queries = static_cast<std::size_t>(query_tokens_ * group_ * dim_);
+  return {.slots = new_slots_,
+          .keys = {reinterpret_cast<const std::byte*>(row(key_store_, h, 0)), dtype_, row_bytes,
+                   static_cast<int>(dim_)},
+          .queries = {queries_.data() + h * head_queries, group_ * dim_, dim_, query_tokens_,
+                      group_, static_cast<int>(dim_)},
+          .scale = 1.0f / std::sqrt(static_cast<float>(dim_))};
+}
+
+// Rows that lie anywhere lie in token order again, from slot 0 on.
+void MorphKVCache::put_in_order(std::size_t h) {
+  HeadRetention& head = state_heads_[h].retention;
+  for (auto* store : {&key_store_, &value_store_}) {
+    std::vector<std::uint16_t> ordered;
+    ordered.reserve(static_cast<std::size_t>(head.keep().size() * dim_));
+    for (const int slot : head.keep().slots()) {
+      const std::uint16_t* from = row(*store, h, slot);
+      ordered.insert(ordered.end(), from, from + dim_);
+    }
+    std::copy(ordered.begin(), ordered.end(), row(*store, h, 0));
+  }
+  const std::vector<Position> positions(head.keep().positions().begin(),
+                                        head.keep().positions().end());
+  std::vector<float> memory;  // in terms of ranks
+  head.save(memory);
+  head.load(positions, memory);
+  state_heads_[h].start = 0;
+}
+
 void MorphKVCache::step(std::size_t h, int tokens, Call call) {
   Head& head = state_heads_[h];
   new_slots_.resize(static_cast<std::size_t>(tokens));
   std::iota(new_slots_.begin(), new_slots_.end(), head.start + head.retention.keep().size());
-  const std::int64_t row_bytes = dim_ * static_cast<std::int64_t>(sizeof(std::uint16_t));
-  const auto head_queries = static_cast<std::size_t>(query_tokens_ * group_ * dim_);
-  const NewRows rows{.slots = new_slots_,
-                     .keys = {reinterpret_cast<const std::byte*>(row(key_store_, h, 0)), dtype_,
-                              row_bytes, static_cast<int>(dim_)},
-                     .queries = {queries_.data() + h * head_queries, group_ * dim_, dim_,
-                                 query_tokens_, group_, static_cast<int>(dim_)},
-                     .scale = 1.0f / std::sqrt(static_cast<float>(dim_))};
+  const NewRows rows = new_rows(h);
   switch (call) {
     case Call::kUpdate:
       return head.retention.append(rows, offset_, *workspace_);

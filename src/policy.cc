@@ -6,6 +6,7 @@
 #include <iterator>
 #include <numeric>
 
+#include "dot_slots.h"
 #include "h2o.h"
 #include "kernels/kernels.h"
 #include "morphkv/scores.h"
@@ -92,17 +93,16 @@ class KeysHead final : public WindowHead {
     // The first token of the block is already held; the others follow.
     ws.seen = keep.held();
     for (const int slot : tokens) ws.seen.add(slot);
-    ws.seen.for_each_run([&](int first_slot, int last_slot) {
-      kernels::dot_rows({.queries = ws.queries.data(),
-                         .query_stride = dim,
-                         .n_queries = static_cast<int>(tokens.size()),
-                         .rows = rows.keys,
-                         .first_slot = first_slot,
-                         .last_slot = last_slot,
-                         .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
-                         .out = ws.logits.data(),
-                         .out_stride = window_.max_slots()});
-    });
+    dot_slots({.queries = ws.queries.data(),
+               .query_stride = dim,
+               .n_queries = static_cast<int>(tokens.size()),
+               .rows = rows.keys,
+               .first_slot = 0,
+               .last_slot = 0,
+               .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+               .out = ws.logits.data(),
+               .out_stride = window_.max_slots()},
+              ws.seen);
   }
 };
 
@@ -251,7 +251,7 @@ const Entry* find_policy(std::string_view name) {
 Workspace::Workspace(int max_slots, int max_group, int max_dim)
     : logits(static_cast<std::size_t>(std::max(kBlock, max_group)) * max_slots),
       queries(static_cast<std::size_t>(std::max(kBlock, max_group)) * max_dim),
-      factors(max_group),
+      factors(std::max(kBlock, max_group)),
       slot_scores(max_slots),
       scores(max_slots),
       pooled(3 * static_cast<std::size_t>(max_slots)),

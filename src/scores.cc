@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "dot_slots.h"
 #include "kernels/kernels.h"
 
 namespace morphkv {
@@ -65,17 +66,18 @@ void AttentionPass::multiply() {
   gather_queries(tokens);
   const int n_queries = tokens * group_;
   const auto row = [&](int q) { return ws_.logits.data() + static_cast<std::size_t>(q) * limit_; };
+  dot_slots({.queries = ws_.queries.data(),
+             .query_stride = args_.keys.dim,
+             .n_queries = n_queries,
+             .rows = args_.keys,
+             .first_slot = 0,
+             .last_slot = 0,
+             .scale = args_.scale,
+             .out = ws_.logits.data(),
+             .out_stride = limit_},
+            args_.rows);
   int done = 0;
   args_.rows.for_each_run([&](int first, int last) {
-    kernels::dot_rows({.queries = ws_.queries.data(),
-                       .query_stride = args_.keys.dim,
-                       .n_queries = n_queries,
-                       .rows = args_.keys,
-                       .first_slot = first,
-                       .last_slot = last,
-                       .scale = args_.scale,
-                       .out = ws_.logits.data(),
-                       .out_stride = limit_});
     for (int q = 0; q < n_queries; ++q) {
       std::fill(row(q) + done, row(q) + first, -std::numeric_limits<float>::infinity());
       if (args_.softcap <= 0.0f) continue;

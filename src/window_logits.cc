@@ -52,13 +52,13 @@ void WindowLogits::push_key(int newcomer, const SlotSet& held, const float* logi
   next_ = (next_ + 1) % window_;
   filled_ = std::min(filled_ + 1, window_);
   float* row = logits_.data() + offset(ring_row);
-  int copied = 0;
+  std::copy_n(logits, limit, row);
+  int done = 0;
   held.for_each_run([&](int first, int last) {
-    std::fill(row + copied, row + first, kNotHeld);
-    std::copy(logits + first, logits + last, row + first);
-    copied = last;
+    std::fill(row + done, row + first, kNotHeld);
+    done = last;
   });
-  std::fill(row + copied, row + max_slots_, kNotHeld);
+  std::fill(row + done, row + max_slots_, kNotHeld);
   query_slot_[ring_row] = newcomer;
   refresh(ring_row, limit);
   for (int i = 0; i < filled_; ++i) {

@@ -212,6 +212,8 @@ class MorphKVCache final : public KVCache {
   std::string write_new_rows(const ArrayView& keys, const ArrayView& values, std::size_t head,
                              std::uint16_t* key_rows, std::uint16_t* value_rows);
   bool read_queries(const ArrayView* queries, Call call);
+  NewRows new_rows(std::size_t head);
+  void put_in_order(std::size_t head);
   void step(std::size_t head, int tokens, Call call);
   void make_room(std::int64_t tokens);
   void reallocate(int capacity);

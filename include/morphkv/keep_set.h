@@ -33,13 +33,19 @@ class SlotSet {
     while (w > 0 && words_[w - 1] == 0) --w;
     return w == 0 ? 0 : static_cast<int>(64 * w) - std::countl_zero(words_[w - 1]);
   }
-  // Calls body(first, last) for every longest run [first, last), ascending.
+  // Calls body(first, last) for every longest run [first, last), ascending; runs with at most `gap`
+  // slots between them count as one.
   template <class Body>
-  void for_each_run(const Body& body) const {
+  void for_each_run(const Body& body, int gap = 0) const {
     for (int first = next(0, 0); first >= 0;) {
       int last = next(first, ~std::uint64_t{0});
+      int after = next(last, 0);
+      while (after >= 0 && after - last <= gap) {
+        last = next(after, ~std::uint64_t{0});
+        after = next(last, 0);
+      }
       body(first, last);
-      first = next(last, 0);
+      first = after;
     }
   }
 

@@ -35,7 +35,7 @@ struct Workspace {
 
   std::vector<float> logits;       // [max(kBlock, group), slot]
   std::vector<float> queries;      // [max(kBlock, group), dim]
-  std::vector<float> factors;      // [group]
+  std::vector<float> factors;      // [max(kBlock, group)]
   std::vector<float> slot_scores;  // [slot]
   std::vector<float> scores;       // [rank]
   std::vector<float> pooled;       // [3, rank]
