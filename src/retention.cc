@@ -58,7 +58,7 @@ void HeadRetention::append(const NewRows& rows, Position first_position, Workspa
   victims_.clear();
   for (int first = 0; first < tokens; first += step) {
     take_in(rows, first, step, first_position, ws);
-    evict_to_budget(ws);
+    evict_to_budget(&rows.keys, ws);
   }
   std::sort(victims_.begin(), victims_.end());
 }
@@ -106,11 +106,11 @@ EvictableRanks HeadRetention::evictable(int rows) const {
 
 void HeadRetention::evict(Workspace& ws) {
   victims_.clear();
-  evict_to_budget(ws);
+  evict_to_budget(nullptr, ws);
   std::sort(victims_.begin(), victims_.end());
 }
 
-void HeadRetention::evict_to_budget(Workspace& ws) {
+void HeadRetention::evict_to_budget(const RowsView* keys, Workspace& ws) {
   const int rows = keep_.size();
   if (!traits_.evicts || rows <= config_.budget) return;
 
@@ -132,7 +132,11 @@ void HeadRetention::evict_to_budget(Workspace& ws) {
   for (const int rank : ranks) {
     const int slot = keep_.slots()[rank];
     victims_.push_back(slot);
-    policy_->erase(slot);
+    if (keys != nullptr) {
+      policy_->erase_shown(slot, *keys, ws);
+    } else {
+      policy_->erase(slot);
+    }
   }
   keep_.erase(ranks);
 }

@@ -45,7 +45,8 @@ TEST(CacheBuilder, TellsLayersApartForThePolicyThatDrawsLots) {
 }
 
 TEST(CacheBuilder, MakesACacheByTheNameOfEveryPolicy) {
-  for (const char* name : {"morphkv", "h2o", "streaming", "random", "full"}) {
+  for (const char* name :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"}) {
     const MorphKVCache cache = CacheBuilder::create(name, {.budget = 20});
     EXPECT_EQ(cache.config().policy, name);
     EXPECT_EQ(cache.config().budget, 20);

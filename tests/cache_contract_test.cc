@@ -86,7 +86,10 @@ TEST(CacheCounters, CountRowsOfKVHeadsOnly) {
 TEST(CacheBudget, EvictsNothingUpToTheBudgetAndExactlyOneRowBeyondIt) {
   for (const auto& config :
        {small("morphkv"), small("morphkv", QuerySource::kAttention), small("streaming"),
-        small("random"), small("h2o"), small("h2o", QuerySource::kAttention)}) {
+        small("random"), small("h2o"), small("h2o", QuerySource::kAttention), small("snapkv"),
+        small("snapkv", QuerySource::kAttention), small("tova"),
+        small("tova", QuerySource::kAttention), small("keydiff"), small("rkv"),
+        small("rkv", QuerySource::kAttention)}) {
     for (const std::int64_t first : {1, 16}) {
       CacheHarness harness = fed(config, 0);
       while (harness.offset() < 16) harness.feed(first);
@@ -267,8 +270,12 @@ TEST(CacheSaturation, StaysWithinTheBudgetWhenProductsOfBf16KeysOverflow) {
 // ---------------------------------------------------------------- copies and reset
 
 TEST(CacheCopy, GoesOnIdenticallyAndIndependently) {
-  for (const auto& config : {small(), small("morphkv", QuerySource::kAttention), small("random"),
-                             small("full"), small("h2o"), small("h2o", QuerySource::kAttention)}) {
+  for (const auto& config :
+       {small(), small("morphkv", QuerySource::kAttention), small("random"), small("full"),
+        small("h2o"), small("h2o", QuerySource::kAttention), small("snapkv"),
+        small("snapkv", QuerySource::kAttention), small("tova"),
+        small("tova", QuerySource::kAttention), small("keydiff"), small("rkv"),
+        small("rkv", QuerySource::kAttention)}) {
     CacheHarness original = fed(config, 53);
     CacheHarness twin = original.cache().offset() == 53 ? fed(config, 53) : fed(config, 0);
     twin.set_cache(original.cache().copy());

@@ -59,9 +59,19 @@ CacheConfig config_of(const char* policy, QuerySource queries = QuerySource::kKe
 }
 
 std::vector<CacheConfig> every_policy() {
-  return {config_of("morphkv"),   config_of("morphkv", QuerySource::kAttention),
-          config_of("h2o"),       config_of("h2o", QuerySource::kAttention),
-          config_of("streaming"), config_of("random"),
+  return {config_of("morphkv"),
+          config_of("morphkv", QuerySource::kAttention),
+          config_of("h2o"),
+          config_of("h2o", QuerySource::kAttention),
+          config_of("snapkv"),
+          config_of("snapkv", QuerySource::kAttention),
+          config_of("tova"),
+          config_of("tova", QuerySource::kAttention),
+          config_of("keydiff"),
+          config_of("rkv"),
+          config_of("rkv", QuerySource::kAttention),
+          config_of("streaming"),
+          config_of("random"),
           config_of("full")};
 }
 

@@ -243,7 +243,8 @@ TEST(CacheGuide, OverTheBudgetIsFollowedByEvictBeforeTheStateIsTaken) {
 }
 
 TEST(CacheExtend, IsBroughtBackToTheBudgetByTheNextUpdate) {
-  for (const char* policy : {"morphkv", "h2o", "streaming", "random"}) {
+  for (const char* policy :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random"}) {
     for (const QuerySource source : {QuerySource::kKeys, QuerySource::kAttention}) {
       for (const std::int64_t tokens : {1, 50}) {
         CacheHarness harness = harness_of(small(source, policy));
@@ -258,7 +259,8 @@ TEST(CacheExtend, IsBroughtBackToTheBudgetByTheNextUpdate) {
 }
 
 TEST(CacheExtend, WithoutAGuideEvictsAsAnUpdateThatEvictsAtItsEnd) {
-  for (const char* policy : {"morphkv", "h2o", "streaming", "random", "full"}) {
+  for (const char* policy :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"}) {
     const CacheConfig config = small(QuerySource::kAttention, policy);
     CacheHarness parts = harness_of(config);
     CacheHarness whole = harness_of(config);
@@ -289,7 +291,8 @@ TEST(CacheGuide, LeavesTheMemoryOfTheUsualSize) {
 // ---------------------------------------------------------------- refusals
 
 TEST(CacheGuide, IsTakenByPolicyMorphkvAlone) {
-  for (const char* policy : {"h2o", "streaming", "random", "full"}) {
+  for (const char* policy :
+       {"h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"}) {
     CacheHarness harness = harness_of(small(QuerySource::kKeys, policy));
     harness.feed(30);
     const CacheState before = harness.cache().state();

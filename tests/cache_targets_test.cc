@@ -42,7 +42,7 @@ std::vector<std::vector<Positions>> held_on(std::int64_t target, const CacheConf
 TEST(CacheOnEveryTarget, KeepsTheSameRowsAtEveryStep) {
   const auto targets = targets_here();
   RecordProperty("targets", static_cast<int>(targets.size()));
-  for (const char* policy : {"morphkv", "h2o"}) {
+  for (const char* policy : {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv"}) {
     for (const auto source : {QuerySource::kKeys, QuerySource::kAttention}) {
       const CacheConfig config{
           .budget = 50, .n_sink = 3, .window = 8, .queries = source, .policy = policy};

@@ -34,8 +34,8 @@ class HelpTest(CliTest):
                 -s --seed --temp --temperature --top-k --top-p --min-p --repeat-penalty
                 --repeat-last-n --ignore-eos --allow-past-training""".split():
             self.assertRegex(text, rf"(?<![\w-]){flag}(?![\w-])")
-        for word in """morphkv streaming random full guided stream whole mean max attention keys f16 q8_0
-                q4_0""".split():
+        for word in """morphkv h2o snapkv tova keydiff rkv streaming random full guided stream
+                whole mean max attention keys f16 q8_0 q4_0""".split():
             self.assertIn(word, text)
 
 
@@ -95,7 +95,8 @@ class BadInputTest(CliTest):
 
     def test_words_that_are_no_choice(self):
         for flag, name, choices in (
-                ("--policy", "--policy", "morphkv, h2o, streaming, random, full"),
+                ("--policy", "--policy",
+                 "morphkv, h2o, snapkv, tova, keydiff, rkv, streaming, random, full"),
                 ("--fuse", "--fuse", "mean, max"), ("--queries", "--queries", "attention, keys"),
                 ("--prefill", "--prefill", "guided, stream, whole"),
                 ("-ctk", "--cache-type-k", "f16, q8_0, q4_0"),

@@ -238,7 +238,8 @@ class FlagTest(CliTest):
                               "--temp=0"))
 
     def test_every_policy_answers(self):
-        for policy in ("morphkv", "streaming", "random", "full"):
+        for policy in ("morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random",
+                       "full"):
             for prefill in ("stream", "whole"):
                 with self.subTest(policy=policy, prefill=prefill):
                     record = self.run_tool(*self.BASE, "--policy", policy,

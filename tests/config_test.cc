@@ -101,7 +101,8 @@ TEST(Config, RefusesAPoolThatIsNotOdd) {
 }
 
 TEST(Config, RefusesAnUnknownPolicyAndListsTheKnownOnes) {
-  for (const char* name : {"morphkv", "streaming", "random", "full"}) {
+  for (const char* name :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"}) {
     EXPECT_EQ(refusal_of({.policy = name}), "") << name;
   }
   expect_refusal({.policy = "lru"},

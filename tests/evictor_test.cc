@@ -244,7 +244,8 @@ TEST(Evictor, TheSmallestLegalBudgetsNeverMeetAFullMemoryOrAnInconsistentPositio
         CacheConfig{.budget = 3, .n_sink = 1, .window = 1, .pool = 15},
         CacheConfig{.budget = 13, .n_sink = 4, .window = 8},
         CacheConfig{.budget = 13, .n_sink = 0, .window = 1, .recent = 12}}) {
-    for (const char* policy : {"morphkv", "random", "streaming"}) {
+    for (const char* policy :
+         {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random"}) {
       for (const QuerySource queries : {QuerySource::kKeys, QuerySource::kAttention}) {
         CacheConfig cache = limits;
         cache.policy = policy;

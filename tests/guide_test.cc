@@ -392,7 +392,8 @@ TEST(Guide, CanBeTheWindowItself) {
 
 TEST(Extend, AndEvictWithoutAGuideAreAnAppendThatEvictsAtItsEnd) {
   const Stream stream = some_stream(150, 322);
-  for (const char* policy : {"morphkv", "h2o", "streaming", "random", "full"}) {
+  for (const char* policy :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"}) {
     CacheConfig config = small(QuerySource::kAttention);
     config.policy = policy;
     FlatHead parts(config, stream);

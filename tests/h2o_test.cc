@@ -1,6 +1,4 @@
 // Policy h2o: against cumulative attention written plainly, and the values of field case 6.
-#include "h2o.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -244,7 +242,7 @@ TEST(H2oPolicy, AlwaysKeepsTheRecentTailWhenTheBudgetIsTight) {
 }
 
 TEST(H2oPolicy, RefusesAMemoryThatIsNotItsOwn) {
-  const auto head = make_h2o_head(h2o({}), 8);
+  const auto head = make_policy(h2o({}))->make_head({}, 8);
   KeepSet keep(8);
   for (int i = 0; i < 3; ++i) keep.append(i, i);
   EXPECT_TRUE(head->load(keep, std::vector<float>{1, 0, 2.5f}));
@@ -259,7 +257,7 @@ TEST(H2oPolicy, RefusesAMemoryThatIsNotItsOwn) {
 
 TEST(H2oPolicy, ShiftsItsTotalsAsItMovesThem) {
   for (const auto& [first, last, by] : {std::array{2, 6, 1}, {2, 6, -2}, {3, 4, 3}, {1, 7, -1}}) {
-    const auto shifted = make_h2o_head(h2o({}), 8);
+    const auto shifted = make_policy(h2o({}))->make_head({}, 8);
     KeepSet keep(8);
     for (int i = first; i < last; ++i) keep.append(i, i);
     std::vector<float> totals;

@@ -104,7 +104,8 @@ class OrderedHead {
 TEST(HeadRetention, KeepsTheSameRowsShiftedCopiedAndReloaded) {
   Random random(161);
   const Stream stream = test::random_stream({.tokens = 300, .dim = 12}, random);
-  for (const char* policy : {"morphkv", "h2o", "streaming", "random"}) {
+  for (const char* policy :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random"}) {
     const CacheConfig config{.budget = 24, .n_sink = 2, .window = 4, .policy = policy};
     SimulatedHost host(config, stream, {.max_slots = 30});
     OrderedHead shifted(config, stream);
@@ -129,7 +130,7 @@ TEST(HeadRetention, KeepsTheSameRowsShiftedCopiedAndReloaded) {
 TEST(HeadRetention, RefusesAMemoryOfOtherRowsAndStaysAsItWas) {
   Random random(162);
   const Stream stream = test::random_stream({.tokens = 40, .dim = 6}, random);
-  for (const char* policy : {"morphkv", "h2o", "streaming"}) {
+  for (const char* policy : {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming"}) {
     const CacheConfig config{.budget = 24, .n_sink = 2, .window = 4, .policy = policy};
     OrderedHead head(config, stream);
     while (head.token() < 40) head.feed_one(true);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -41,12 +42,14 @@ std::vector<std::vector<Position>> kept(const CacheConfig& config, const Stream&
 int one() { return 1; }
 
 TEST(Policy, IsKnownByItsName) {
-  for (const char* name : {"morphkv", "h2o", "streaming", "random", "full"}) {
+  for (const char* name :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"}) {
     EXPECT_TRUE(is_policy_name(name)) << name;
     EXPECT_EQ(make_policy({.policy = name})->name(), name);
     EXPECT_NE(policy_names_text().find(name), std::string::npos);
   }
-  EXPECT_EQ(policy_names_text(), "morphkv, h2o, streaming, random, full");
+  EXPECT_EQ(policy_names_text(),
+            "morphkv, h2o, snapkv, tova, keydiff, rkv, streaming, random, full");
   for (const char* name : {"", "Full", "morph", "morphkv ", "h2"}) {
     EXPECT_FALSE(is_policy_name(name)) << name;
   }
@@ -63,7 +66,8 @@ TEST(Policy, OfAnUnknownNameThrowsTheListOfKnownOnes) {
 }
 
 TEST(Policy, IsNotMadeFromIllegalNumbers) {
-  for (const char* name : {"morphkv", "h2o", "streaming", "random", "full"}) {
+  for (const char* name :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"}) {
     EXPECT_THROW(make_policy({.budget = 12, .policy = name}), std::invalid_argument) << name;
     EXPECT_THROW(make_policy({.pool = 4, .policy = name}), std::invalid_argument) << name;
     const auto policy = make_policy({.policy = name});
@@ -84,6 +88,25 @@ TEST(Policy, SaysWhatItMustBeShown) {
   EXPECT_TRUE(h2o.evicts && h2o.needs_keys && h2o.needs_queries && h2o.every_query && h2o.pools);
   EXPECT_FALSE(attention.every_query || h2o.evicts_per_token);
   EXPECT_TRUE(make_policy({.policy = "h2o"})->traits().evicts_per_token);
+  for (const char* name : {"tova", "rkv"}) {
+    const PolicyTraits with_keys = make_policy({.policy = name})->traits();
+    EXPECT_TRUE(with_keys.needs_keys && with_keys.evicts_per_token) << name;
+    EXPECT_FALSE(with_keys.needs_queries || with_keys.pools || with_keys.guided) << name;
+    const PolicyTraits with_queries =
+        make_policy({.queries = QuerySource::kAttention, .policy = name})->traits();
+    EXPECT_TRUE(with_queries.needs_keys && with_queries.needs_queries) << name;
+    EXPECT_FALSE(with_queries.every_query || with_queries.evicts_per_token) << name;
+  }
+  const PolicyTraits snapkv =
+      make_policy({.queries = QuerySource::kAttention, .policy = "snapkv"})->traits();
+  EXPECT_TRUE(snapkv.needs_keys && snapkv.needs_queries);
+  EXPECT_FALSE(snapkv.every_query || snapkv.evicts_per_token || snapkv.pools);
+  EXPECT_FALSE(make_policy({.policy = "snapkv"})->traits().evicts_per_token);
+  for (const auto source : {QuerySource::kKeys, QuerySource::kAttention}) {
+    const PolicyTraits keydiff = make_policy({.queries = source, .policy = "keydiff"})->traits();
+    EXPECT_TRUE(keydiff.needs_keys);
+    EXPECT_FALSE(keydiff.needs_queries || keydiff.evicts_per_token || keydiff.pools);
+  }
   for (const char* name : {"streaming", "random"}) {
     const PolicyTraits traits = make_policy({.policy = name})->traits();
     EXPECT_TRUE(traits.evicts) << name;
@@ -289,6 +312,53 @@ TEST(Policy, IsToldOfEveryRowThatComesLeavesOrMoves) {
                                       "move 2 5", "move 6 0", "resize 6", "clear"}));
   EXPECT_EQ(told(false), (std::vector<std::string>{"append 0+5 of 5", "erase 5", "erase 4",
                                                    "move 2 5", "move 6 0", "resize 6", "clear"}));
+}
+
+// Notes the first number of every key that it is shown leaving.
+class ShownHead final : public HeadPolicy {
+ public:
+  explicit ShownHead(std::vector<std::string>* events) : events_(events) {}
+  void append(const KeepSet&, const NewRows&, int, int, Workspace&) override {}
+  void score(const KeepSet&, std::span<float> scores, Workspace&) override {
+    std::fill(scores.begin(), scores.end(), 1.0f);
+  }
+  void erase(int slot) override { events_->push_back("unseen " + std::to_string(slot)); }
+  void erase_shown(int slot, const RowsView& keys, Workspace&) override {
+    float first = 0.0f;
+    std::memcpy(&first, keys.row(slot), sizeof first);
+    events_->push_back("shown " + std::to_string(static_cast<int>(first)));
+  }
+  std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<ShownHead>(*this); }
+
+ private:
+  std::vector<std::string>* events_;
+};
+class ShownPolicy final : public Policy {
+ public:
+  explicit ShownPolicy(std::vector<std::string>* events) : events_(events) {}
+  std::string_view name() const override { return "shown"; }
+  PolicyTraits traits() const override { return {.needs_keys = true}; }
+  std::unique_ptr<HeadPolicy> make_head(HeadId, int) const override {
+    return std::make_unique<ShownHead>(events_);
+  }
+
+ private:
+  std::vector<std::string>* events_;
+};
+
+TEST(Policy, IsShownTheKeysOfRowsThatLeaveInACallThatBringsRows) {
+  std::vector<std::string> events;
+  LayerRetention layer({.budget = 3, .n_sink = 1, .window = 1}, ShownPolicy(&events), 0, 1, 8);
+  Workspace workspace(8, 1, 1);
+  const std::vector<float> keys = {10, 11, 12, 13, 14, 15, 16, 17};
+  const RowsView views[] = {
+      {reinterpret_cast<const std::byte*>(keys.data()), DType::kF32, sizeof(float), 1}};
+  const int first[] = {0, 1, 2, 3, 4};
+  layer.append({first, 0, views, {}}, workspace);
+  const int then[] = {1, 2};
+  layer.extend({then, 5, views, {}}, workspace);
+  layer.evict(workspace);
+  EXPECT_EQ(events, (std::vector<std::string>{"shown 11", "shown 12", "unseen 3", "unseen 4"}));
 }
 
 }  // namespace

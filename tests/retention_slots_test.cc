@@ -23,10 +23,11 @@ struct Rule {
   const char* policy;
   QuerySource queries;
 };
-constexpr Rule kRules[] = {{"morphkv", QuerySource::kKeys},
-                           {"morphkv", QuerySource::kAttention},
-                           {"streaming", QuerySource::kKeys},
-                           {"random", QuerySource::kKeys}};
+constexpr Rule kRules[] = {{"morphkv", QuerySource::kKeys},   {"morphkv", QuerySource::kAttention},
+                           {"snapkv", QuerySource::kKeys},    {"snapkv", QuerySource::kAttention},
+                           {"tova", QuerySource::kAttention}, {"keydiff", QuerySource::kKeys},
+                           {"rkv", QuerySource::kKeys},       {"rkv", QuerySource::kAttention},
+                           {"streaming", QuerySource::kKeys}, {"random", QuerySource::kKeys}};
 constexpr Freeing kFreeings[] = {Freeing::kHighest, Freeing::kOldest, Freeing::kRandom};
 
 CacheConfig config_of(const Rule& rule) {

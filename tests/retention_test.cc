@@ -388,7 +388,8 @@ TEST(Retention, EvictsNothingUpToTheBudgetAndOneRowForOneMore) {
   Random random(109);
   const Stream stream =
       test::random_stream({.tokens = 17, .heads = 2, .group = 2, .dim = 8}, random);
-  for (const char* policy : {"morphkv", "streaming", "random"}) {
+  for (const char* policy :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random"}) {
     for (const QuerySource queries : {QuerySource::kKeys, QuerySource::kAttention}) {
       CacheConfig config = kFieldConfig;
       config.policy = policy;

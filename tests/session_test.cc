@@ -264,7 +264,8 @@ TEST(Session, BelowTheBudgetEveryPolicyGivesTheGreedyAnswerOfThePlainEngine) {
   const ModelPtr model = make_tiny_model({});
   const Tokens prompt = noise_tokens(40, kVocab);
   const Tokens plain = plain_answer(model.get(), prompt, 64, 25);
-  for (const char* policy : {"morphkv", "streaming", "random"}) {
+  for (const char* policy :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random"}) {
     for (const Prefill prefill : {Prefill::kStream, Prefill::kWhole}) {
       SessionOptions options = small_session(25);
       options.evictor.cache.policy = policy;

@@ -19,7 +19,8 @@ using test::Stream;
 
 TEST(Snapshot, OfEveryRealStateBreaksNoInvariant) {
   Random random(21);
-  for (const char* policy : {"morphkv", "streaming", "random"}) {
+  for (const char* policy :
+       {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random"}) {
     for (const QuerySource queries : {QuerySource::kKeys, QuerySource::kAttention}) {
       for (const Freeing freeing : {Freeing::kHighest, Freeing::kOldest, Freeing::kRandom}) {
         const Stream stream =

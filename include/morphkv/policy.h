@@ -1,6 +1,6 @@
 // The family of scoring rules. A policy scores the rows of one head; who is protected, who leaves
 // and where rows go is not its business (victim.h, row_moves.h). To add one: implement HeadPolicy
-// and Policy, and name it in policy.cc, or hand your own to LayerRetention.
+// and Policy in src/policies, and name it in policy.cc, or hand your own to LayerRetention.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,8 @@ struct PolicyTraits {
                                // a host that cannot show them all shows the last ones
   bool evicts_per_token =
       false;            // true: one eviction per token; false: all of a call leave at its end
-  bool pools = false;   // scores mean importance, so neighbours may lend theirs (config.pool)
+  bool pools = false;   // scores mean importance, so neighbours lend theirs (config.pool) whenever
+                        // they are asked for; a policy may also pool on its own
   bool guided = false;  // rows can be scored by a guide (HeadPolicy::score_by_guide)
 };
 
@@ -78,6 +79,13 @@ class HeadPolicy {
   virtual void prefetch(int slot_limit) const { static_cast<void>(slot_limit); }
   // The row in `slot` has left; the row in `from` now lies in `to`.
   virtual void erase(int slot) { static_cast<void>(slot); }
+  // erase() of a row whose key can still be read, which is so when a call both brings and evicts
+  // rows: `keys` are those of the call. Whoever remembers something of a key can take it back here.
+  virtual void erase_shown(int slot, const RowsView& keys, Workspace& workspace) {
+    static_cast<void>(keys);
+    static_cast<void>(workspace);
+    erase(slot);
+  }
   virtual void move(int from, int to) {
     static_cast<void>(from);
     static_cast<void>(to);
@@ -126,16 +134,24 @@ class Policy {
 //   morphkv    attention or key similarity of the last `window` tokens (Ghadia et al., ICML 2025,
 //              arXiv 2503.00979)
 //   h2o        all the attention that a row has had (Zhang et al., NeurIPS 2023, arXiv 2306.14048)
+//   snapkv     attention of the last `window` tokens of a prompt, asked once (Li et al., NeurIPS
+//              2024, arXiv 2404.14469)
+//   tova       attention of the last token (Oren et al., EMNLP 2024, arXiv 2401.06104)
+//   keydiff    keys unlike the others (Park et al., 2025, arXiv 2504.15364)
+//   rkv        attention as morphkv, less likeness to the other keys (Cai et al., 2025, arXiv
+//              2505.24133)
 //   streaming  sinks and the most recent rows (Xiao et al., ICLR 2024, arXiv 2309.17453)
 //   random     a uniform sample of the unprotected rows seen: each row draws one priority, from
 //              config.seed
 //   full       evicts nothing
+// Where a policy differs from its paper, its file in src/policies says. config.fusion is of morphkv
+// and h2o, config.pool of these, snapkv and rkv; sinks and the protected tail are everyone's.
 std::unique_ptr<Policy> make_policy(const CacheConfig& config);
 
 // In the order above.
 std::vector<std::string_view> policy_names();
 bool is_policy_name(std::string_view name);
-// "morphkv, h2o, streaming, random, full"
+// "morphkv, h2o, snapkv, tova, keydiff, rkv, streaming, random, full"
 std::string policy_names_text();
 
 }  // namespace morphkv

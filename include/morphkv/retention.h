@@ -65,7 +65,8 @@ class HeadRetention {
   HeadRetention(const HeadRetention& other);
   void take_in(const NewRows& rows, int first, int count, Position first_position,
                Workspace& workspace);
-  void evict_to_budget(Workspace& workspace);
+  // `keys` are those of the call that the rows leave in, or null.
+  void evict_to_budget(const RowsView* keys, Workspace& workspace);
   EvictableRanks evictable(int rows) const;
 
   CacheConfig config_;

@@ -59,7 +59,8 @@ copies = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @copies
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("queries", ["keys", "attention"])
-@pytest.mark.parametrize("policy", ["morphkv", "h2o", "streaming", "random", "full"])
+@pytest.mark.parametrize("policy", [
+    "morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"])
 def test_a_copy_goes_on_as_the_original(copied, dtype, policy, queries):
     config = CacheConfig(budget=16, n_sink=2, window=4, policy=policy, queries=queries, seed=7)
     cache = fed(config, dtype)

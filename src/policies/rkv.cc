@@ -1,0 +1,107 @@
+// R-KV (Cai et al., 2025, arXiv 2505.24133): keeps rows that are attended to and unlike the others:
+// lambda * importance - (1 - lambda) * redundancy, with the paper's lambda of 0.1. Importance is
+// the score of morphkv (mean over window and group, pooled by config.pool) as a share of the sum
+// over all rows held; redundancy the softmax, over the same rows, of a key's mean cosine with the
+// other keys. So both sum to 1.
+//
+// Where it differs from the paper: it evicts as morphkv does, and not once for many tokens of a
+// buffer; importance is a mean over the group where the authors' code takes the maximum, and is
+// divided by its sum after pooling; and the latest of several keys that are nearly the same is a
+// repetition too, which the paper forgives, but finding it takes every pair of keys, where the mean
+// takes one pass over them. config.fusion is not used.
+#include "kernels/kernels.h"
+#include "morphkv/scores.h"
+#include "policies/policies.h"
+#include "policies/unit_keys.h"
+#include "policies/window_head.h"
+
+namespace morphkv::policies {
+namespace {
+
+constexpr float kLambda = 0.1f;
+
+class RkvHead final : public HeadPolicy {
+ public:
+  RkvHead(const CacheConfig& config, int max_slots)
+      : pool_(config.pool),
+        window_(make_window_head({config.queries, config.window, Fusion::kMean}, max_slots)),
+        keys_(max_slots) {}
+
+  void append(const KeepSet& keep, const NewRows& rows, int first, int count,
+              Workspace& ws) override {
+    window_->append(keep, rows, first, count, ws);
+    keys_.append(keep, rows, first, count, ws);
+  }
+  void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
+    window_->score(keep, scores, ws);
+    pool_scores(pool_, scores, ws.pooled);
+    const int rows = keep.size();
+    float* redundancy = ws.pooled.data();
+    for (int rank = 0; rank < rows; ++rank) {
+      redundancy[rank] = keys_.mean_cosine_with_others(keep.slots()[rank], rows);
+    }
+    kernels::exp_shifted(redundancy, rows, kernels::max_of(redundancy, rows), redundancy);
+    const float repeats = (1.0f - kLambda) / kernels::sum_of(redundancy, rows);
+    const float sum = kernels::sum_of(scores.data(), rows);
+    const float matters = sum > 0.0f ? kLambda / sum : 0.0f;
+    for (int rank = 0; rank < rows; ++rank) {
+      scores[rank] = matters * scores[rank] - repeats * redundancy[rank];
+    }
+  }
+  void prefetch(int slot_limit) const override { window_->prefetch(slot_limit); }
+  void erase(int slot) override {
+    window_->erase(slot);
+    keys_.forget();
+  }
+  void erase_shown(int slot, const RowsView& keys, Workspace& ws) override {
+    window_->erase(slot);
+    keys_.erase(slot, keys, ws);
+  }
+  void move(int from, int to) override {
+    window_->move(from, to);
+    keys_.move(from, to);
+  }
+  void shift(int first, int last, int by) override {
+    window_->shift(first, last, by);
+    keys_.shift(first, last, by);
+  }
+  void clear() override {
+    window_->clear();
+    keys_.clear();
+  }
+  void resize(int max_slots) override {
+    window_->resize(max_slots);
+    keys_.resize(max_slots);
+  }
+  std::unique_ptr<HeadPolicy> clone() const override {
+    return std::unique_ptr<HeadPolicy>(new RkvHead(*this));
+  }
+  void save(const KeepSet& keep, std::vector<float>& out) const override {
+    window_->save(keep, out);
+  }
+  bool load(const KeepSet& keep, std::span<const float> saved) override {
+    if (!window_->load(keep, saved)) return false;
+    keys_.forget();
+    return true;
+  }
+
+ private:
+  RkvHead(const RkvHead& other)
+      : pool_(other.pool_), window_(other.window_->clone()), keys_(other.keys_) {}
+
+  int pool_;
+  std::unique_ptr<HeadPolicy> window_;
+  UnitKeys keys_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_rkv(const CacheConfig& config) {
+  return std::make_unique<NamedPolicy>(
+      config, window_traits(config.queries),
+      [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
+        return std::make_unique<RkvHead>(c, max_slots);
+      });
+}
+
+}  // namespace morphkv::policies

@@ -1,0 +1,87 @@
+#include "policies/unit_keys.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/kernels.h"
+
+namespace morphkv::policies {
+namespace {
+
+// A head learns its dimension from its first rows: longer keys than this allocate then, once.
+constexpr std::size_t kUsualDim = 256;
+
+// Fixed point makes the sum independent of the order in which rows came and left, so that a copy, a
+// saved cache and every split of a stream give the same bits. kMaxBudget rows fit.
+constexpr double kOne = 0x1p38;
+
+// Shorter keys, whose inverse length may be no float, count as zeros.
+constexpr double kLeastSquare = 1e-70;
+
+}  // namespace
+
+UnitKeys::UnitKeys(int max_slots)
+    : sum_(kUsualDim, 0), inverse_norm_(max_slots), mean_cosine_(max_slots) {}
+
+void UnitKeys::append(const KeepSet& keep, const NewRows& rows, int first, int count,
+                      Workspace& ws) {
+  const int dim = rows.keys.dim;
+  if (sum_.size() < static_cast<std::size_t>(dim)) sum_.resize(static_cast<std::size_t>(dim), 0);
+  if (stale_) {
+    std::fill(sum_.begin(), sum_.end(), 0);
+    for (const int slot : keep.slots()) add(slot, rows.keys, 1.0, ws);
+    stale_ = false;
+  } else {
+    for (int t = first; t < first + count; ++t) add(rows.slots[t], rows.keys, 1.0, ws);
+  }
+
+  float* mean = ws.queries.data();
+  for (int d = 0; d < dim; ++d) {
+    mean[d] = static_cast<float>(static_cast<double>(sum_[d]) / (kOne * keep.size()));
+  }
+  keep.held().for_each_run([&](int first_slot, int last_slot) {
+    kernels::dot_rows({.queries = mean,
+                       .query_stride = dim,
+                       .n_queries = 1,
+                       .rows = rows.keys,
+                       .first_slot = first_slot,
+                       .last_slot = last_slot,
+                       .scale = 1.0f,
+                       .out = mean_cosine_.data(),
+                       .out_stride = dim});
+    for (int slot = first_slot; slot < last_slot; ++slot) mean_cosine_[slot] *= inverse_norm_[slot];
+  });
+}
+
+void UnitKeys::add(int slot, const RowsView& keys, double times, Workspace& ws) {
+  float* key = ws.queries.data();
+  kernels::to_float(keys.row(slot), keys.dtype, keys.dim, key);
+  double square = 0.0;
+  for (int d = 0; d < keys.dim; ++d) square += static_cast<double>(key[d]) * key[d];
+  const double inverse_norm = square > kLeastSquare ? 1.0 / std::sqrt(square) : 0.0;
+  inverse_norm_[slot] = static_cast<float>(inverse_norm);
+  const double factor = times * inverse_norm * kOne;
+  for (int d = 0; d < keys.dim; ++d) sum_[d] += static_cast<std::int64_t>(factor * key[d]);
+}
+
+void UnitKeys::move(int from, int to) {
+  inverse_norm_.move(from, to);
+  mean_cosine_.move(from, to);
+}
+
+void UnitKeys::shift(int first, int last, int by) {
+  inverse_norm_.shift(first, last, by);
+  mean_cosine_.shift(first, last, by);
+}
+
+void UnitKeys::clear() {
+  std::fill(sum_.begin(), sum_.end(), 0);
+  stale_ = false;
+}
+
+void UnitKeys::resize(int max_slots) {
+  inverse_norm_.resize(max_slots);
+  mean_cosine_.resize(max_slots);
+}
+
+}  // namespace morphkv::policies
