@@ -115,7 +115,7 @@ KeysAndValues MorphKVCache::update(const ArrayView& keys, const ArrayView& value
   settle();
   const int tokens = static_cast<int>(keys.shape[2]);
   const bool in_blocks = call == Call::kUpdate && policy_->traits().evicts_per_token &&
-                         kept() + tokens > usual_capacity();
+                         kept() <= config_.budget && kept() + tokens > usual_capacity();
   const std::int64_t saturated = saturated_;
   const std::string problem =
       in_blocks ? read_in_blocks(keys, values) : read_at_once(keys, values, queries, call);

@@ -249,7 +249,7 @@ TEST(CacheExtend, IsBroughtBackToTheBudgetByTheNextUpdate) {
       for (const std::int64_t tokens : {1, 50}) {
         CacheHarness harness = harness_of(small(source, policy));
         harness.feed(7);
-        harness.extend(40);
+        harness.extend(90);
         harness.feed(tokens);
         EXPECT_EQ(harness.cache().tokens_kept(), 16);
         harness.expect_rows_live();
