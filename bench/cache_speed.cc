@@ -3,7 +3,6 @@
 // the rows can check the answer (reference_speed.py does).
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -14,9 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
 #include "morphkv/cache.h"
-#include "morphkv/version.h"
+#include "report.h"
 #include "row_convert.h"
 
 namespace {
@@ -33,17 +31,10 @@ struct Bench {
   int repeats = 5;              // of the prefill and of the deep copy
 };
 
-double ms_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-Json spread(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const auto at = [&](double share) {
-    return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
-  };
-  return {{"median_ms", at(0.5)}, {"p10_ms", at(0.1)}, {"p90_ms", at(0.9)}};
+Json spread(const std::vector<double>& ms) {
+  return {{"median_ms", bench::median(ms)},
+          {"p10_ms", bench::quantile(ms, 0.1)},
+          {"p90_ms", bench::quantile(ms, 0.9)}};
 }
 
 // [head, token, dim] float16 of prefill + steps tokens.
@@ -86,10 +77,10 @@ Json measure_deep_copy(int repeats) {
   }
   std::vector<double> ms;
   for (int i = 0; i < repeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const bench::Stopwatch watch;
     std::vector<MorphKVCache> copies;
     for (const auto& layer : layers) copies.push_back(layer.copy());
-    ms.push_back(ms_since(start));
+    ms.push_back(watch.ms());
     if (copies.back().positions() != layers.back().positions())
       throw std::runtime_error("a copy differs from its original");
   }
@@ -101,29 +92,27 @@ Json measure(const Bench& b, const std::vector<std::uint16_t>& rows) {
   MorphKVCache cache(b.config);
   for (int i = 0; i < b.repeats; ++i) {
     cache.reset();
-    const auto start = std::chrono::steady_clock::now();
+    const bench::Stopwatch watch;
     cache.update_and_fetch(part(b, rows, 0, b.prefill), part(b, rows, 0, b.prefill));
-    prefill.push_back(ms_since(start));
+    prefill.push_back(watch.ms());
   }
   cache.keys();
   std::vector<double> decode;
   for (int t = 0; t < b.steps; ++t) {
     const ArrayView token = part(b, rows, b.prefill + t, 1);
-    const auto start = std::chrono::steady_clock::now();
+    const bench::Stopwatch watch;
     cache.update_and_fetch(token, token);
-    decode.push_back(ms_since(start));
+    decode.push_back(watch.ms());
   }
   cache.keys();
-  Json report = {{"benchmark", "cache_speed"},
-                 {"morphkv_version", kVersion},
-                 {"simd_target", kernels::target_name()},
-                 {"threads", 1},
+  Json report = bench::report_head("cache_speed");
+  report.update({{"threads", 1},
                  {"budget", b.config.budget},
                  {"n_sink", b.config.n_sink},
                  {"window", b.config.window},
                  {"heads", b.heads},
                  {"dim", b.dim},
-                 {"prefill_tokens", b.prefill}};
+                 {"prefill_tokens", b.prefill}});
   report["decode_step"] = spread(decode);
   report["prefill"] = spread(prefill);
   report["deep_copy_30_layers"] = measure_deep_copy(b.repeats);

@@ -4,7 +4,6 @@
 // (tests/oracle.h). Single thread. All times are the least of many rounds, in turns.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -32,11 +31,9 @@ constexpr int kRows = 512;
 
 // Nanoseconds of one call: the least of `rounds` means over `calls`.
 double time_ns(int calls, const std::function<void()>& call) {
-  const auto start = std::chrono::steady_clock::now();
+  const bench::Stopwatch watch;
   for (int i = 0; i < calls; ++i) call();
-  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start)
-             .count() /
-         calls;
+  return 1e6 * watch.ms() / calls;
 }
 
 // ---------------------------------------------------------------- kernels
@@ -91,47 +88,40 @@ Json measure_kernel(const Contest& c, int rounds) {
 }
 
 Json measure_dot_rows(DType dtype, int dim, int queries, int rounds, Random& random) {
-  const auto n = static_cast<std::size_t>(kRows) * static_cast<std::size_t>(dim);
   const auto q = random_floats(static_cast<std::size_t>(queries * dim), random);
-  std::vector<std::byte> rows(n * size_of(dtype));
-  std::vector<float> values(n);
-  for (std::size_t i = 0; i < n; ++i) {
-    values[i] = test::stored_as(dtype, static_cast<float>(random.normal()));
-    if (dtype == DType::kF32) {
-      std::memcpy(rows.data() + i * 4, &values[i], 4);
-    } else {
-      const std::uint16_t half =
-          dtype == DType::kF16 ? test::to_f16(values[i]) : test::to_bf16(values[i]);
-      std::memcpy(rows.data() + i * 2, &half, 2);
-    }
+  test::StoredRows rows({.dtype = dtype}, kRows, dim);
+  std::vector<std::vector<float>> values;  // as stored
+  for (int r = 0; r < kRows; ++r) {
+    rows.set(r, random_floats(static_cast<std::size_t>(dim), random));
+    values.push_back(rows.get(r));
   }
   std::vector<float> got(static_cast<std::size_t>(queries * kRows));
   std::vector<double> expected(got.size());
-  const kernels::DotRowsArgs args{
-      .queries = q.data(),
-      .query_stride = dim,
-      .n_queries = queries,
-      .rows = {rows.data(), dtype, static_cast<std::int64_t>(size_of(dtype)) * dim, dim},
-      .first_slot = 0,
-      .last_slot = kRows,
-      .scale = 0.125f,
-      .out = got.data(),
-      .out_stride = kRows};
+  const kernels::DotRowsArgs args{.queries = q.data(),
+                                  .query_stride = dim,
+                                  .n_queries = queries,
+                                  .rows = rows.view(),
+                                  .first_slot = 0,
+                                  .last_slot = kRows,
+                                  .scale = 0.125f,
+                                  .out = got.data(),
+                                  .out_stride = kRows};
   const auto plain = [&] {
     for (int i = 0; i < queries; ++i) {
       for (int r = 0; r < kRows; ++r) {
         double sum = 0;
         for (int d = 0; d < dim; ++d)
-          sum += double{values[static_cast<std::size_t>(r * dim + d)]} *
+          sum += double{values[static_cast<std::size_t>(r)][static_cast<std::size_t>(d)]} *
                  q[static_cast<std::size_t>(i * dim + d)];
         expected[static_cast<std::size_t>(i * kRows + r)] = 0.125 * sum;
       }
     }
   };
   const char* name = dtype == DType::kF16 ? "f16" : dtype == DType::kBF16 ? "bf16" : "f32";
-  return measure_kernel({"dot_rows", name, dim, queries, rows.size(),
-                         [&] { kernels::dot_rows(args); }, plain, &got, &expected},
-                        rounds);
+  return measure_kernel(
+      {"dot_rows", name, dim, queries, size_of(dtype) * kRows * static_cast<std::size_t>(dim),
+       [&] { kernels::dot_rows(args); }, plain, &got, &expected},
+      rounds);
 }
 
 // Kernels over the scores of one head: each beside the same in double.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -23,17 +22,6 @@ namespace morphkv::bench {
 
 using Json = nlohmann::ordered_json;
 using Tokens = std::vector<llama_token>;
-
-class Stopwatch {
- public:
-  double ms() const {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_)
-        .count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 struct CommonOptions {
   std::string model;

@@ -20,8 +20,11 @@ void fuse_window(WindowLogits& window, Fusion fusion, const KeepSet& keep,
                                  .factors = window.factors(limit, share).data(),
                                  .rows = window.queries()};
   (mean ? kernels::add_scaled : kernels::max_scaled)(rows, limit, slot_scores.data());
+  by_rank(keep, slot_scores.data(), scores);
+}
+
+void by_rank(const KeepSet& keep, const float* of_slot, std::span<float> scores) {
   const int* slots = keep.slots().data();
-  const float* of_slot = slot_scores.data();
   for (int rank = 0; rank < keep.size(); ++rank) scores[rank] = of_slot[slots[rank]];
 }
 

@@ -32,7 +32,7 @@ struct PolicyTraits {
 // Scratch memory that the heads of one thread share, sized once.
 struct Workspace {
   Workspace(int max_slots, int max_group, int max_dim);
-  static constexpr int kBlock = 32;  // tokens whose logits a keys policy computes in one product
+  static constexpr int kBlock = 32;  // queries that share one reading of the keys
 
   std::vector<float> logits;       // [max(kBlock, group), slot]
   std::vector<float> queries;      // [max(kBlock, group), dim]
@@ -41,7 +41,7 @@ struct Workspace {
   std::vector<float> scores;       // [rank]
   std::vector<float> pooled;       // [3, rank]
   std::vector<int> ranks;          // [2, rank] victims, and what they are chosen from
-  SlotSet seen;                    // by a guide
+  SlotSet seen;                    // what a guide or a block of keys looks at
 };
 
 // The rows that a call brings to one head.

@@ -17,6 +17,9 @@ namespace morphkv {
 void fuse_window(WindowLogits& window, Fusion fusion, const KeepSet& keep,
                  std::span<float> slot_scores, std::span<float> scores);
 
+// scores[rank] = of_slot[the slot of that rank]. `scores` has keep.size() entries.
+void by_rank(const KeepSet& keep, const float* of_slot, std::span<float> scores);
+
 // What the tokens at the end of a call pay to the rows held, theirs included: softmax of
 // scale * q . k (soft-capped to softcap * tanh(x / softcap) when softcap > 0), fused over the G
 // queries of the group by mean or maximum.

@@ -34,7 +34,7 @@ class H2oHead final : public HeadPolicy {
     }
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
-    total_.by_rank(keep, scores);
+    by_rank(keep, total_.data(), scores);
   }
   void move(int from, int to) override { total_.move(from, to); }
   void shift(int first, int last, int by) override { total_.shift(first, last, by); }

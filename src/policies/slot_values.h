@@ -14,6 +14,7 @@ class SlotValues {
   explicit SlotValues(int max_slots) : values_(static_cast<std::size_t>(max_slots), 0.0f) {}
 
   float* data() { return values_.data(); }
+  const float* data() const { return values_.data(); }
   float& operator[](int slot) { return values_[static_cast<std::size_t>(slot)]; }
   float operator[](int slot) const { return values_[static_cast<std::size_t>(slot)]; }
 
@@ -30,12 +31,6 @@ class SlotValues {
   void clear() { std::fill(values_.begin(), values_.end(), 0.0f); }
   void resize(int max_slots) { values_.resize(static_cast<std::size_t>(max_slots)); }
 
-  // of_rank[rank] of every row held.
-  void by_rank(const KeepSet& keep, std::span<float> of_rank) const {
-    for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
-      of_rank[rank] = (*this)[keep.slots()[rank]];
-    }
-  }
   // HeadPolicy::save() and load() of numbers that are never negative.
   void save(const KeepSet& keep, std::vector<float>& out) const {
     for (const int slot : keep.slots()) out.push_back((*this)[slot]);

@@ -44,14 +44,12 @@ class SnapkvHead final : public HeadPolicy {
     // that come later lend nothing.
     const auto rows_held = static_cast<std::size_t>(keep.size());
     const auto scores = std::span(ws.scores).first(rows_held);
-    for (std::size_t rank = 0; rank < rows_held; ++rank) {
-      scores[rank] = ws.slot_scores[keep.slots()[rank]];
-    }
+    by_rank(keep, ws.slot_scores.data(), scores);
     pool_scores(pool_, scores, ws.pooled);
     for (std::size_t rank = 0; rank < rows_held; ++rank) score_[keep.slots()[rank]] = scores[rank];
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
-    score_.by_rank(keep, scores);
+    by_rank(keep, score_.data(), scores);
   }
   void move(int from, int to) override { score_.move(from, to); }
   void shift(int first, int last, int by) override { score_.shift(first, last, by); }

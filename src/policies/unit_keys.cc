@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dot_slots.h"
 #include "kernels/kernels.h"
 
 namespace morphkv::policies {
@@ -39,18 +40,17 @@ void UnitKeys::append(const KeepSet& keep, const NewRows& rows, int first, int c
   for (int d = 0; d < dim; ++d) {
     mean[d] = static_cast<float>(static_cast<double>(sum_[d]) / (kOne * keep.size()));
   }
-  keep.held().for_each_run([&](int first_slot, int last_slot) {
-    kernels::dot_rows({.queries = mean,
-                       .query_stride = dim,
-                       .n_queries = 1,
-                       .rows = rows.keys,
-                       .first_slot = first_slot,
-                       .last_slot = last_slot,
-                       .scale = 1.0f,
-                       .out = mean_cosine_.data(),
-                       .out_stride = dim});
-    for (int slot = first_slot; slot < last_slot; ++slot) mean_cosine_[slot] *= inverse_norm_[slot];
-  });
+  dot_slots({.queries = mean,
+             .query_stride = dim,
+             .n_queries = 1,
+             .rows = rows.keys,
+             .first_slot = 0,
+             .last_slot = 0,
+             .scale = 1.0f,
+             .out = mean_cosine_.data(),
+             .out_stride = dim},
+            keep.held());
+  for (const int slot : keep.slots()) mean_cosine_[slot] *= inverse_norm_[slot];
 }
 
 void UnitKeys::add(int slot, const RowsView& keys, double times, Workspace& ws) {

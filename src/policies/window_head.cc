@@ -31,9 +31,7 @@ class WindowHead : public HeadPolicy {
     std::fill_n(ws.slot_scores.begin(), ws.seen.limit(), 0.0f);
     AttentionPass pass(asked_by(source_, guide, guide.slots, ws.seen, Fusion::kMax), ws);
     while (pass.next()) pass.add_to(ws.slot_scores.data());
-    for (int rank = 0; rank < keep.size(); ++rank) {
-      scores[rank] = ws.slot_scores[keep.slots()[rank]];
-    }
+    by_rank(keep, ws.slot_scores.data(), scores);
   }
   void prefetch(int slot_limit) const override { window_.prefetch(slot_limit); }
   void erase(int slot) override { window_.erase(slot); }
