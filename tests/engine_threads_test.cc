@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 namespace morphkv::llama_cpp {
@@ -49,6 +51,8 @@ TEST(EngineThreads, HandOnTheFirstErrorAndWorkAgainAfterwards) {
     std::atomic<int> done = 0;
     const auto fail_at_ten = [&](int i, int) {
       if (i == 10) throw std::runtime_error("ten");
+      // The other thread must not be through with all before the error has been caught.
+      if (i > 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       ++done;
     };
     EXPECT_THROW(threads.for_each(10'000, count, fail_at_ten), std::runtime_error);
