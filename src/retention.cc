@@ -180,6 +180,13 @@ LayerRetention::LayerRetention(const CacheConfig& config, const Policy& policy, 
     heads_.emplace_back(config, policy, HeadId{layer, h}, max_slots);
 }
 
+LayerRetention LayerRetention::copy() const {
+  LayerRetention out(config_);
+  out.heads_.reserve(heads_.size());
+  for (const HeadRetention& head : heads_) out.heads_.push_back(head.copy());
+  return out;
+}
+
 NewRows LayerRetention::rows_of(const LayerCall& call, std::size_t head) {
   return {.slots = call.slots,
           .keys = call.keys.empty() ? RowsView{} : call.keys[head],

@@ -103,7 +103,8 @@ TEST(CellLedger, AFreedCellCanBeUsedAgain) {
 TEST(CellLedger, CompactingNumbersTheCellsInUseFromZeroInTheirOrder) {
   CellLedger ledger = ledger_of(100, 2, {90, 10, 50, 20, 70});
   ledger.free(plan_of(ledger, 1));  // cell 50
-  ledger.compact(6);
+  const Cells held = {10, 20, 70, 90};
+  ledger.compact(held, 6);
   const LedgerSnapshot after = ledger.snapshot();
   EXPECT_EQ(after.n_cells, 6);
   EXPECT_EQ(after.labels, (Labels{0, 1, 3, 4}));
@@ -271,7 +272,7 @@ TEST(CellLedgerProperty, RandomHistoriesAgreeWithANaiveMap) {
         naive = {n_sink, 0, {}};
       } else if (what == 1) {
         n_cells = static_cast<int>(naive.cell_of.size()) + 1 + below(20);
-        ledger.compact(n_cells);
+        ledger.compact(ledger.cells_in_use(), n_cells);
         naive.compact();
       } else if (what < 8 && evictable > 0) {
         const int n = 1 + below(evictable);

@@ -354,8 +354,7 @@ TEST(Evictor, CallsBeforeBindAreErrorsThatSaySo) {
   };
   expect_error([&] { evictor.after_decode(); });
   expect_error([&] { evictor.clear(); });
-  expect_error([&] { evictor.take_rows(); });
-  expect_error([&] { evictor.put_rows({}); });
+  expect_error([&] { evictor.checkpoint(); });
 }
 
 TEST(Evictor, AMovedEvictorGoesOnAndLimitsAreCheckedAtTheDoor) {

@@ -320,13 +320,13 @@ class WatchedStream {
 
   // To a context with room for calls of `call_tokens`, as the session does after a whole prompt.
   void move(int call_tokens) {
-    const auto rows = bounded_.evictor().take_rows();
+    const auto rows = bounded_.evictor().checkpoint();
     bounded_.drop_context();
     probe_.forget_tensors();
     options_.call_tokens = call_tokens;
     bounded_.make_context(options_);
     probe_.forget();
-    bounded_.evictor().put_rows(rows);
+    bounded_.evictor().restore(rows);
     check("after moving to another context");
   }
 

@@ -205,7 +205,7 @@ class Bounded {
     make_context(options);
   }
 
-  // The evictor stays, its context is a new one. For take_rows() and put_rows().
+  // The evictor stays, its context is a new one. For checkpoint() and restore().
   void make_context(const BoundOptions& options) {
     context_.reset();
     llama_context_params params = context_params(options.threads);

@@ -95,6 +95,9 @@ class LayerRetention {
   // tokens. `policy` is only used during construction. Throws std::invalid_argument (validate()).
   LayerRetention(const CacheConfig& config, const Policy& policy, int layer, int n_heads,
                  int max_slots);
+  LayerRetention(LayerRetention&&) noexcept = default;
+  LayerRetention& operator=(LayerRetention&&) noexcept = default;
+  LayerRetention copy() const;
 
   // The step. Appends the rows of the call to every head, takes those that leave out of the keep
   // sets and remembers their slots as victims().
@@ -126,6 +129,7 @@ class LayerRetention {
   void clear();
 
  private:
+  explicit LayerRetention(const CacheConfig& config) : config_(config) {}
   static NewRows rows_of(const LayerCall& call, std::size_t head);
   void prefetch(const LayerCall& call) const;
 

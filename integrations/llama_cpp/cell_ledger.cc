@@ -45,16 +45,18 @@ std::vector<int> CellLedger::cells_in_use() const {
   return cells;
 }
 
-void CellLedger::compact(int n_cells) {
-  const std::vector<int> in_use = cells_in_use();
-  const auto compacted = [&](int cell) {
-    return static_cast<int>(std::lower_bound(in_use.begin(), in_use.end(), cell) - in_use.begin());
-  };
-  for (int& cell : sinks_) cell = compacted(cell);
-  for (int& cell : cells_) cell = compacted(cell);
+void CellLedger::compact(std::span<const int> cells, int n_cells) {
   n_cells_ = n_cells;
   in_use_.assign(static_cast<std::size_t>(n_cells), false);
-  std::fill_n(in_use_.begin(), in_use.size(), true);
+  const auto compact_all = [&](std::vector<int>& list) {
+    for (int& cell : list) {
+      const auto place = std::lower_bound(cells.begin(), cells.end(), cell) - cells.begin();
+      cell = static_cast<int>(place);
+      in_use_[static_cast<std::size_t>(place)] = true;
+    }
+  };
+  compact_all(sinks_);
+  compact_all(cells_);
   cells_.shrink_to_fit();
   cells_.reserve(static_cast<std::size_t>(n_cells));
 }

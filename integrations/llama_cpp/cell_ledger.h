@@ -49,8 +49,9 @@ class CellLedger {
 
   // Every cell in use, ascending.
   std::vector<int> cells_in_use() const;
-  // The rows have moved to a store of n_cells cells, where the i-th cell in use has become cell i.
-  void compact(int n_cells);
+  // The rows have moved to a store of n_cells cells: what was in cells[i] is in cell i now. `cells`
+  // ascend, and all that are in use are among them.
+  void compact(std::span<const int> cells, int n_cells);
   void clear();
 
   LedgerSnapshot snapshot() const;

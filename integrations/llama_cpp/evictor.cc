@@ -74,13 +74,25 @@ int bounded_micro_batch(int asked, int budget) {
   return std::min(asked, std::max(budget, kMinMicroBatch));
 }
 
+struct Checkpoint::State {
+  CacheConfig config;
+  CellLedger ledger;
+  std::vector<LayerRetention> layers;
+  TensorTap::Call call;
+  std::vector<int> cells;            // all in use, ascending
+  std::vector<std::uint8_t> engine;  // llama_state_seq_get_data
+  std::int64_t rows_evicted = 0;
+  double evict_ms = 0.0;
+};
+
+Position Checkpoint::offset() const { return state_->ledger.offset(); }
+int Checkpoint::rows() const { return static_cast<int>(state_->cells.size()); }
+std::size_t Checkpoint::bytes() const { return state_->engine.size(); }
+
 class Evictor::Impl {
  public:
   Impl(const llama_model* model, EvictorOptions options)
-      : model_(model),
-        options_(std::move(options)),
-        policy_(make_policy(options_.cache)),
-        tap_(options_.cache.window) {
+      : model_(model), options_(std::move(options)), policy_(make_policy(options_.cache)) {
     check_model(model, options_.cache, policy_->traits().evicts);
   }
 
@@ -92,8 +104,9 @@ class Evictor::Impl {
   void evict();
   bool takes_guides() const { return policy_->traits().guided; }
   void clear();
-  std::vector<std::uint8_t> take_rows();
-  void put_rows(const std::vector<std::uint8_t>& rows);
+  void clear(const CacheConfig& cache);
+  std::shared_ptr<const Checkpoint::State> checkpoint() const;
+  void restore(const Checkpoint::State& state);
 
   Position offset() const { return ledger_ ? ledger_->offset() : 0; }
   EvictorStats stats() const;
@@ -120,6 +133,9 @@ class Evictor::Impl {
   void require_bound(const char* call) const;
   void evaluate_one_token(llama_context* context) const;
   void allocate(llama_context* context);
+  LayerRetention make_retention(const TappedLayer& tapped) const;
+  int queries_kept(const llama_context* context) const;
+  void require_fitting(const Checkpoint::State& state) const;
   void require_guided() const;
   void require_sliding_rows_intact() const;
   bool poisons() const { return options_.poison_freed_rows.value_or(kDebugBuild); }
@@ -139,7 +155,7 @@ class Evictor::Impl {
   TensorTap tap_;
   llama_context* context_ = nullptr;
   int n_cells_ = 0;
-  bool rows_taken_ = false;  // rows are on their way from one context to another
+  int guide_tokens_ = 0;  // most that ask at once
 
   std::optional<CellLedger> ledger_;
   std::vector<Layer> layers_;
@@ -193,7 +209,7 @@ std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens,
   params.n_seq_max = 1;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.swa_full = false;
-  tap_.keep_queries(std::max(options_.cache.window, guide_tokens));
+  guide_tokens_ = guide_tokens;
   tap_.install(params);
   return notice;
 }
@@ -203,8 +219,7 @@ void Evictor::Impl::bind(llama_context* context) {
   n_cells_ = static_cast<int>(llama_n_ctx_seq(context));
   tap_.start_survey();
   evaluate_one_token(context);
-  const std::string problem =
-      tap_.finish_survey(llama_get_memory(context), n_cells_, policy_->traits().needs_queries);
+  const std::string problem = tap_.finish_survey(llama_get_memory(context), n_cells_);
   if (!problem.empty()) {
     throw Unsupported("this model cannot be bounded with llama.cpp " +
                       std::string(llama_version()) + ": " + problem);
@@ -235,14 +250,24 @@ void Evictor::Impl::evaluate_one_token(llama_context* context) const {
   }
 }
 
+LayerRetention Evictor::Impl::make_retention(const TappedLayer& tapped) const {
+  return {options_.cache, *policy_, tapped.index, tapped.n_head_kv, n_cells_};
+}
+
+// Of how many tokens of a call the policy sees the queries.
+int Evictor::Impl::queries_kept(const llama_context* context) const {
+  const PolicyTraits traits = policy_->traits();
+  if (!traits.needs_queries) return 0;
+  return std::max({options_.cache.window, guide_tokens_,
+                   traits.every_query ? static_cast<int>(llama_n_ubatch(context)) : 0});
+}
+
 void Evictor::Impl::allocate(llama_context* context) {
-  const bool moving = std::exchange(rows_taken_, false);
-  if (!moving) {
-    ledger_.emplace(n_cells_, options_.cache.n_sink);
-    rows_evicted_ = 0;
-    evict_ms_ = 0.0;
-  }
-  std::vector<Layer> layers;
+  ledger_.emplace(n_cells_, options_.cache.n_sink);
+  rows_evicted_ = 0;
+  evict_ms_ = 0.0;
+  tap_.keep_queries(queries_kept(context));
+  layers_.clear();
   bytes_allocated_ = 0;
   swa_bytes_per_cell_ = 0;
   swa_cells_ = 0;
@@ -259,12 +284,8 @@ void Evictor::Impl::allocate(llama_context* context) {
   for (const TappedLayer& tapped : tap_.layers()) {
     max_group = std::max(max_group, tapped.group);
     max_dim = std::max(max_dim, tapped.dim_k);
-    layers.push_back({tapped, KvStore(tapped),
-                      moving ? std::move(layers_[layers.size()].retention)
-                             : LayerRetention(options_.cache, *policy_, tapped.index,
-                                              tapped.n_head_kv, n_cells_)});
+    layers_.push_back({tapped, KvStore(tapped), make_retention(tapped)});
   }
-  layers_ = std::move(layers);
   // Calls of a device's backend come from one thread.
   const bool in_host_memory =
       std::ranges::all_of(layers_, [](const Layer& l) { return l.store.in_host_memory(); });
@@ -497,29 +518,108 @@ void Evictor::Impl::clear() {
   evict_ms_ = 0.0;
 }
 
-std::vector<std::uint8_t> Evictor::Impl::take_rows() {
-  require_bound("take_rows");
-  std::vector<std::uint8_t> rows(llama_state_seq_get_size(context_, kSequence));
-  rows.resize(llama_state_seq_get_data(context_, rows.data(), rows.size(), kSequence));
-  if (rows.empty()) throw EngineError("llama_state_seq_get_data gave nothing");
-  context_ = nullptr;
-  rows_taken_ = true;
-  return rows;
+void Evictor::Impl::clear(const CacheConfig& cache) {
+  require_bound("clear");
+  std::unique_ptr<Policy> policy = make_policy(cache);
+  check_model(model_, cache, policy->traits().evicts);
+  const int micro_batch = static_cast<int>(llama_n_ubatch(context_));
+  const int room = n_cells_ - bounded_micro_batch(micro_batch, cache.budget);
+  if (policy->traits().evicts && cache.budget > room) {
+    throw std::invalid_argument("budget " + std::to_string(cache.budget) + " is above " +
+                                std::to_string(room) + ", what a context of " +
+                                std::to_string(n_cells_) +
+                                " cells leaves beside a micro-batch: lower it, or make a larger "
+                                "context");
+  }
+  options_.cache = cache;
+  policy_ = std::move(policy);
+  clear();
+  ledger_.emplace(n_cells_, cache.n_sink);
+  tap_.keep_queries(queries_kept(context_));
+  for (Layer& layer : layers_) layer.retention = make_retention(layer.tapped);
 }
 
-void Evictor::Impl::put_rows(const std::vector<std::uint8_t>& rows) {
-  require_bound("put_rows");
-  if (llama_state_seq_set_data(context_, rows.data(), rows.size(), kSequence) == 0) {
-    throw EngineError("llama_state_seq_set_data refused " + std::to_string(rows.size()) + " bytes");
+std::shared_ptr<const Checkpoint::State> Evictor::Impl::checkpoint() const {
+  require_bound("checkpoint");
+  llama_synchronize(context_);
+  const llama_pos newest = llama_memory_seq_pos_max(llama_get_memory(context_), kSequence);
+  Checkpoint::State state{.config = options_.cache,
+                          .ledger = *ledger_,
+                          .layers = {},
+                          .call = tap_.call(),
+                          .cells = ledger_->cells_in_use(),
+                          .engine = {},
+                          .rows_evicted = rows_evicted_,
+                          .evict_ms = evict_ms_};
+  if (newest + 1 != offset() + std::ssize(state.call.cells)) {
+    refuse_foreign_edit("the engine holds tokens up to position " + std::to_string(newest));
+  }
+  state.cells.insert(state.cells.end(), state.call.cells.begin(), state.call.cells.end());
+  std::sort(state.cells.begin(), state.cells.end());
+  for (const Layer& layer : layers_) state.layers.push_back(layer.retention.copy());
+  state.engine.resize(llama_state_seq_get_size(context_, kSequence));
+  state.engine.resize(
+      llama_state_seq_get_data(context_, state.engine.data(), state.engine.size(), kSequence));
+  if (state.engine.empty()) throw EngineError("llama_state_seq_get_data gave nothing");
+  return std::make_shared<const Checkpoint::State>(std::move(state));
+}
+
+void Evictor::Impl::require_fitting(const Checkpoint::State& state) const {
+  const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
+  bool same_model = state.layers.size() == layers_.size();
+  for (std::size_t i = 0; same_model && i < layers_.size(); ++i) {
+    same_model = state.layers[i].n_heads() == layers_[i].retention.n_heads();
+  }
+  if (!same_model) refuse("the checkpoint is of another model");
+  if (std::ssize(state.cells) > n_cells_) {
+    refuse("the checkpoint holds " + std::to_string(state.cells.size()) +
+           " rows, the context has " + std::to_string(n_cells_) + " cells: make a larger one");
+  }
+  if (state.ledger.offset() > 0) {
+    if (state.config != options_.cache) {
+      refuse("the checkpoint was made with another configuration: clear() to that one first");
+    }
+    return;
+  }
+  const int asking = std::min<int>(options_.cache.window, static_cast<int>(state.cells.size()));
+  if (policy_->traits().needs_queries && state.call.window < asking) {
+    refuse("the checkpoint holds the queries of " + std::to_string(state.call.window) +
+           " tokens, the rule asks with " + std::to_string(asking) +
+           ": take it with a window as large");
+  }
+}
+
+void Evictor::Impl::restore(const Checkpoint::State& state) {
+  require_bound("restore");
+  require_fitting(state);
+  clear();
+  if (llama_state_seq_set_data(context_, state.engine.data(), state.engine.size(), kSequence) ==
+      0) {
+    llama_memory_clear(llama_get_memory(context_), true);
+    throw EngineError("llama_state_seq_set_data refused " + std::to_string(state.engine.size()) +
+                      " bytes: nothing is held now");
   }
   // The engine writes the cells in use to the first cells of an empty memory, in order.
-  const std::vector<int> in_use = ledger_->cells_in_use();
   std::vector<RowMove> moves;
-  for (std::size_t i = 0; i < in_use.size(); ++i) {
-    if (in_use[i] != static_cast<int>(i)) moves.push_back({in_use[i], static_cast<int>(i)});
+  for (std::size_t i = 0; i < state.cells.size(); ++i) {
+    if (state.cells[i] != static_cast<int>(i))
+      moves.push_back({state.cells[i], static_cast<int>(i)});
   }
-  ledger_->compact(n_cells_);
-  for (Layer& layer : layers_) layer.retention.transfer(moves, n_cells_);
+  const auto compacted = [&](std::int64_t cell) {
+    return std::lower_bound(state.cells.begin(), state.cells.end(), cell) - state.cells.begin();
+  };
+  TensorTap::Call call = state.call;
+  for (std::int64_t& cell : call.cells) cell = compacted(cell);
+  tap_.go_on(call);
+  if (state.ledger.offset() == 0) return;
+  ledger_ = state.ledger;
+  ledger_->compact(state.cells, n_cells_);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    layers_[i].retention = state.layers[i].copy();
+    layers_[i].retention.transfer(moves, n_cells_);
+  }
+  rows_evicted_ = state.rows_evicted;
+  evict_ms_ = state.evict_ms;
 }
 
 EvictorStats Evictor::Impl::stats() const {
@@ -581,8 +681,9 @@ void Evictor::guide() { impl_->guide(); }
 void Evictor::evict() { impl_->evict(); }
 bool Evictor::takes_guides() const { return impl_->takes_guides(); }
 void Evictor::clear() { impl_->clear(); }
-std::vector<std::uint8_t> Evictor::take_rows() { return impl_->take_rows(); }
-void Evictor::put_rows(const std::vector<std::uint8_t>& rows) { impl_->put_rows(rows); }
+void Evictor::clear(const CacheConfig& cache) { impl_->clear(cache); }
+Checkpoint Evictor::checkpoint() const { return Checkpoint(impl_->checkpoint()); }
+void Evictor::restore(const Checkpoint& checkpoint) { impl_->restore(*checkpoint.state_); }
 Position Evictor::offset() const { return impl_->offset(); }
 EvictorStats Evictor::stats() const { return impl_->stats(); }
 const CacheConfig& Evictor::config() const { return impl_->config(); }

@@ -134,6 +134,22 @@ Session::Session(const llama_model* model, const SessionOptions& options)
 Session::~Session() = default;
 
 SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbacks) {
+  SessionResult result = read(prompt, callbacks);
+  const double evict_before = result.evict_ms;
+  const Stopwatch decoding;
+  if (result.finish_reason != FinishReason::kInterrupted) {
+    active_ = &callbacks;
+    result.finish_reason = generate(callbacks, result);
+    active_ = nullptr;
+  }
+  result.decode_ms = decoding.ms();
+  result.cache = evictor_.stats();
+  result.evict_ms = result.cache.evict_ms;
+  result.evict_decode_ms = result.cache.evict_ms - evict_before;
+  return result;
+}
+
+SessionResult Session::read(const Prompt& prompt, const SessionCallbacks& callbacks) {
   check_prompt(prompt, options_, trained_length_);
   active_ = &callbacks;
   const int tokens = static_cast<int>(prompt.tokens.size());
@@ -173,17 +189,18 @@ SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbac
   result.guide_ms = guide_ms_;
   result.prefill_ms = prefill.ms();
   result.prompt_tokens = static_cast<int>(evictor_.offset());
-
-  const double evict_before = evictor_.stats().evict_ms;
-  const Stopwatch decoding;
-  result.finish_reason = going ? generate(callbacks, result) : FinishReason::kInterrupted;
-  result.decode_ms = decoding.ms();
+  if (!going) result.finish_reason = FinishReason::kInterrupted;
   result.cache = evictor_.stats();
   result.evict_ms = result.cache.evict_ms;
-  result.evict_decode_ms = result.cache.evict_ms - evict_before;
   result.kv_bytes_peak = kv_bytes_peak_;
   active_ = nullptr;
   return result;
+}
+
+void Session::feed(std::span<const llama_token> tokens) {
+  if (!context_) throw EngineError("feed() before read(), which makes the context");
+  decode(tokens);
+  evictor_.after_decode();
 }
 
 // Sizes of guided reading. A piece and its guide fill one micro-batch, or the piece half of it.
@@ -238,10 +255,10 @@ std::string Session::make_context(int call_tokens) {
 
 // The larger cache goes before the smaller one comes.
 void Session::move_to_small_context() {
-  const std::vector<std::uint8_t> rows = evictor_.take_rows();
+  const Checkpoint rows = evictor_.checkpoint();
   context_.reset();
   make_context(0);
-  evictor_.put_rows(rows);
+  evictor_.restore(rows);
 }
 
 bool Session::read_prompt(std::span<const llama_token> prompt) {
@@ -338,7 +355,7 @@ bool Session::evaluate(std::span<const llama_token> tokens) {
   const int status = llama_decode(context_.get(), batch);
   if (status == 2) return false;
   if (status != 0) throw EngineError("llama_decode failed with status " + std::to_string(status));
-  return !(active_->cancelled && active_->cancelled());
+  return active_ == nullptr || !active_->cancelled || !active_->cancelled();
 }
 
 llama_token Session::sample() {

@@ -40,10 +40,9 @@ void TensorTap::start_survey() {
   surveyed_.clear();
 }
 
-std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells, bool record_queries) {
+std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells) {
   surveying_ = false;
   memory_ = memory;
-  record_queries_ = record_queries;
   layers_.clear();
   std::sort(surveyed_.begin(), surveyed_.end(),
             [](const TappedLayer& a, const TappedLayer& b) { return a.index < b.index; });
@@ -60,36 +59,42 @@ std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells, bool re
   if (layers_.empty())
     return "no K tensor named cache_k_l<layer> with " + std::to_string(n_cells) +
            " cells was found";
+  keep_queries(window_);
+  return "";
+}
+
+void TensorTap::keep_queries(int window) {
+  window_ = window;
   rings_.assign(layers_.size(), {});
-  if (record_queries) {
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      const auto floats = static_cast<std::size_t>(window_) * layers_[i].n_head_kv *
-                          layers_[i].group * static_cast<std::size_t>(layers_[i].dim_k);
-      rings_[i].data.resize(floats);
-      rings_[i].ordered.resize(floats);
-    }
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const std::size_t floats = static_cast<std::size_t>(window_) * token_floats(i);
+    rings_[i].data.resize(floats);
+    rings_[i].ordered.resize(floats);
   }
   clear_call();
-  return "";
+}
+
+std::size_t TensorTap::token_floats(std::size_t layer) const {
+  const TappedLayer& shape = layers_[layer];
+  return static_cast<std::size_t>(shape.n_head_kv) *
+         static_cast<std::size_t>(shape.group * shape.dim_k);
 }
 
 QueriesView TensorTap::queries(std::size_t layer, int head, int tokens) {
   const TappedLayer& shape = layers_[layer];
   QueryRing& ring = rings_[layer];
-  const auto token_floats = static_cast<std::size_t>(shape.n_head_kv) *
-                            static_cast<std::size_t>(shape.group * shape.dim_k);
+  const std::size_t floats = token_floats(layer);
   const std::int64_t last = std::min<std::int64_t>(ring.seen, tokens);
   const std::int64_t first =
       std::max<std::int64_t>(0, std::max(last - window_, ring.seen - window_));
   if (head == 0) {
     for (std::int64_t t = first; t < last; ++t) {
-      std::copy_n(ring.data.begin() + static_cast<std::ptrdiff_t>((t % window_) * token_floats),
-                  token_floats,
-                  ring.ordered.begin() + static_cast<std::ptrdiff_t>((t - first) * token_floats));
+      std::copy_n(ring.data.begin() + static_cast<std::ptrdiff_t>((t % window_) * floats), floats,
+                  ring.ordered.begin() + static_cast<std::ptrdiff_t>((t - first) * floats));
     }
   }
   return {.data = ring.ordered.data() + static_cast<std::size_t>(head * shape.group * shape.dim_k),
-          .token_stride = static_cast<std::int64_t>(token_floats),
+          .token_stride = static_cast<std::int64_t>(floats),
           .group_stride = shape.dim_k,
           .tokens = static_cast<int>(std::max<std::int64_t>(0, last - first)),
           .group = shape.group,
@@ -101,6 +106,36 @@ void TensorTap::clear_call() {
   labels_.clear();
   first_micro_batch_ = 0;
   for (QueryRing& ring : rings_) ring.seen = 0;
+}
+
+TensorTap::Call TensorTap::call() const {
+  Call call{cells_, labels_, first_micro_batch_, window_, {}};
+  for (std::size_t i = 0; i < rings_.size(); ++i) {
+    const auto floats = static_cast<std::ptrdiff_t>(token_floats(i));
+    std::vector<float>& queries = call.queries.emplace_back();
+    for (std::int64_t t = std::max<std::int64_t>(0, rings_[i].seen - window_); t < rings_[i].seen;
+         ++t) {
+      const auto query = rings_[i].data.begin() + (t % window_) * floats;
+      queries.insert(queries.end(), query, query + floats);
+    }
+  }
+  return call;
+}
+
+void TensorTap::go_on(const Call& call) {
+  cells_ = call.cells;
+  labels_ = call.labels;
+  first_micro_batch_ = call.first_micro_batch;
+  for (std::size_t i = 0; i < rings_.size() && window_ > 0; ++i) {
+    const auto floats = static_cast<std::ptrdiff_t>(token_floats(i));
+    const auto tokens = static_cast<std::int64_t>(cells_.size());
+    const auto kept = std::ssize(call.queries[i]) / floats;
+    for (std::int64_t k = std::max<std::int64_t>(0, kept - window_); k < kept; ++k) {
+      std::copy_n(call.queries[i].begin() + k * floats, floats,
+                  rings_[i].data.begin() + ((tokens - kept + k) % window_) * floats);
+    }
+    rings_[i].seen = tokens;
+  }
 }
 
 bool TensorTap::callback(ggml_tensor* node, bool ask, void* self) {
@@ -128,8 +163,7 @@ bool TensorTap::wants(const ggml_tensor* node) const {
   if (node->op == GGML_OP_SET_ROWS) {
     return node->view_src == layers_.front().k;  // all layers write to the same cells
   }
-  return record_queries_ && node->op == GGML_OP_FLASH_ATTN_EXT &&
-         layer_of(node->src[1]->view_src) >= 0;
+  return window_ > 0 && node->op == GGML_OP_FLASH_ATTN_EXT && layer_of(node->src[1]->view_src) >= 0;
 }
 
 void TensorTap::survey(ggml_tensor* node) {

@@ -32,9 +32,7 @@ struct TappedLayer {
 
 class TensorTap {
  public:
-  explicit TensorTap(int window) : window_(window) {}
-  // Copy the queries of so many tokens. Before bind().
-  void keep_queries(int window) { window_ = window; }
+  TensorTap() = default;
   TensorTap(const TensorTap&) = delete;
   TensorTap& operator=(const TensorTap&) = delete;
 
@@ -43,10 +41,12 @@ class TensorTap {
 
   // While surveying, every layer is looked at and nothing recorded.
   void start_survey();
-  // Ends the survey: from now on cells and their labels in `memory` are noted and, if asked,
-  // queries copied, of the layers with `n_cells` cells. Returns what is wrong with the graph, or
-  // "".
-  std::string finish_survey(llama_memory_t memory, int n_cells, bool record_queries);
+  // Ends the survey: from now on cells and their labels in `memory` are noted, of the layers with
+  // `n_cells` cells. Returns what is wrong with the graph, or "".
+  std::string finish_survey(llama_memory_t memory, int n_cells);
+  // From now on the queries of the last `window` tokens of a call are copied; 0 = of none.
+  // Allocates. Not within a call.
+  void keep_queries(int window);
 
   // Layers to evict from, in model order; valid after finish_survey().
   const std::vector<TappedLayer>& layers() const { return layers_; }
@@ -66,6 +66,19 @@ class TensorTap {
   // Forgets cells, labels and queries. A call that failed leaves nothing behind.
   void clear_call();
 
+  // What is known of the call that is going on.
+  struct Call {
+    std::vector<std::int64_t> cells;
+    std::vector<llama_pos> labels;
+    int first_micro_batch = 0;
+    int window = 0;
+    std::vector<std::vector<float>> queries;  // [layer] of the last min(window, tokens) tokens,
+                                              // oldest first: [token, head, dim]
+  };
+  Call call() const;
+  // Goes on with a call of another tap of the same model. Queries beyond the window are dropped.
+  void go_on(const Call& call);
+
  private:
   static bool callback(ggml_tensor* node, bool ask, void* self);
   bool on_node(ggml_tensor* node, bool ask);
@@ -74,6 +87,7 @@ class TensorTap {
   void note_cells(const ggml_tensor* node);
   void copy_queries(const ggml_tensor* node);
   int layer_of(const ggml_tensor* k) const;
+  std::size_t token_floats(std::size_t layer) const;
 
   // Queries of one layer: a ring over tokens, straightened when they are read.
   struct QueryRing {
@@ -82,9 +96,8 @@ class TensorTap {
     std::int64_t seen = 0;  // tokens since clear_call()
   };
 
-  int window_;
+  int window_ = 0;
   bool surveying_ = false;
-  bool record_queries_ = false;
   std::vector<TappedLayer> surveyed_;
   std::vector<TappedLayer> layers_;
   std::vector<QueryRing> rings_;

@@ -19,6 +19,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "morphkv/config.h"
@@ -66,6 +67,21 @@ struct BoundLayer {
   LayerSnapshot rows;
 };
 
+// Everything that a sequence is at one moment, for the engine and for the rule: its rows, who they
+// are, and the call that is going on. Cheap to copy (shared).
+class Checkpoint {
+ public:
+  Position offset() const;    // tokens decided about
+  int rows() const;           // cells it takes
+  std::size_t bytes() const;  // memory it takes
+
+ private:
+  friend class Evictor;
+  struct State;
+  explicit Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  std::shared_ptr<const State> state_;
+};
+
 class Evictor {
  public:
   // Checks what can be known of the model without a context. Throws std::invalid_argument
@@ -109,12 +125,18 @@ class Evictor {
 
   // Forgets all tokens, in the engine as well.
   void clear();
+  // The same, and another rule from now on. Throws like the constructor, and std::invalid_argument
+  // for a budget that leaves the context no room for a micro-batch; nothing is forgotten then.
+  void clear(const CacheConfig& cache);
 
-  // Moves to a smaller context: `rows = evictor.take_rows()`, free the old context, attach() and
-  // make the new one, `evictor.bind(context)`, `evictor.put_rows(rows)`. Nothing that decides about
-  // eviction changes.
-  std::vector<std::uint8_t> take_rows();
-  void put_rows(const std::vector<std::uint8_t>& rows);
+  // A moment to come back to, as often as wanted: in this context, in a smaller or larger one after
+  // bind(), or in another evictor for the same model. May be taken before after_decode(): then the
+  // tokens of the call come back undecided. restore() wants the configuration that the checkpoint
+  // was made with, unless nothing had been decided yet: a prompt that was evaluated once can so be
+  // evicted from by many rules. Throws EngineError, std::invalid_argument for a checkpoint of
+  // another model or configuration and for one that does not fit; nothing has changed then.
+  Checkpoint checkpoint() const;
+  void restore(const Checkpoint& checkpoint);
 
   // Tokens seen = position of the next token.
   Position offset() const;

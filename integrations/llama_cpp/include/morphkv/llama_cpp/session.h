@@ -120,6 +120,14 @@ class Session {
     return run(Prompt{.tokens = tokens}, callbacks);
   }
 
+  // run() in parts, for those who choose the tokens themselves. read() reads the prompt, once per
+  // session, and leaves the rest of the result at zero; its finish_reason is kInterrupted if it was
+  // cancelled, else kStop. feed() evaluates further tokens, at most one micro-batch, and evicts.
+  SessionResult read(const Prompt& prompt, const SessionCallbacks& callbacks);
+  void feed(std::span<const llama_token> tokens);
+  // Of the token that follows. [vocabulary]
+  std::span<const float> logits() const { return logits_; }
+
   const Evictor& evictor() const { return evictor_; }
   llama_context* context() const { return context_.get(); }
 
