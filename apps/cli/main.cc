@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "eval_command.h"
 #include "morphkv/version.h"
 #include "run_command.h"
 #include "topic_shift_command.h"
@@ -14,7 +15,9 @@ namespace {
 // Help on standard output with code 0; everything else is one line on standard error with code 2.
 int report(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);
-  const char* command = app.got_subcommand("bench") ? "bench topic-shift" : "run";
+  const char* command = app.got_subcommand("bench")  ? "bench topic-shift"
+                        : app.got_subcommand("eval") ? "eval"
+                                                     : "run";
   std::fprintf(stderr, "morphkv: error: %s (morphkv %s --help shows every option)\n", error.what(),
                command);
   return 2;
@@ -27,6 +30,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "morphkv " + std::string(morphkv::kVersion));
   app.require_subcommand(0, 1);  // its own message for none would not name a wrong word
   morphkv::cli::RunCommand run(app);
+  morphkv::cli::EvalCommand eval(app);
   CLI::App* bench = app.add_subcommand("bench", "Experiments that need no model.");
   bench->require_subcommand(1);
   morphkv::cli::TopicShiftCommand topic_shift(*bench);
@@ -40,9 +44,10 @@ int main(int argc, char** argv) {
     return report(app, error);
   }
   if (app.get_subcommands().empty()) {
-    std::fputs("morphkv: error: no command: give run or bench (morphkv --help says more)\n",
+    std::fputs("morphkv: error: no command: give run, eval or bench (morphkv --help says more)\n",
                stderr);
     return 2;
   }
-  return topic_shift.chosen() ? topic_shift.run() : run.run();
+  if (topic_shift.chosen()) return topic_shift.run();
+  return eval.chosen() ? eval.run() : run.run();
 }

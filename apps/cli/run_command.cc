@@ -2,20 +2,18 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
+#include "engine_log.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/policy.h"
+#include "options.h"
 #include "progress.h"
 #include "prompt_text.h"
 #include "run_record.h"
@@ -55,64 +53,6 @@ constexpr std::array kShortOptions = {
     ShortOption{"-ctv", "--cache-type-v"}, ShortOption{"-ngl", "--n-gpu-layers"},
     ShortOption{"-fa", "--flash-attn"},    ShortOption{"-sys", "--system-prompt"},
 };
-
-// An option whose text must be a number in [low, high]; the message names all three.
-template <typename Number, typename Low, typename High>
-CLI::Option* add_number(CLI::App* app, const std::string& names, Number& target, Low low, High high,
-                        const std::string& help) {
-  const std::string name =
-      names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
-  auto parse = [&target, low, high, name](const std::string& text) {
-    Number value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool number = error == std::errc() && end == text.data() + text.size();
-    if (!number || !(value >= static_cast<Number>(low)) || !(value <= static_cast<Number>(high))) {
-      std::ostringstream message;
-      message << name << " '" << text << "' is not a"
-              << (std::is_integral_v<Number> ? " whole" : "") << " number from " << low << " to "
-              << high;
-      throw CLI::ValidationError(message.str());
-    }
-    target = value;
-  };
-  std::ostringstream initial;
-  initial << target;
-  return app->add_option_function<std::string>(names, parse, help)
-      ->type_name(std::is_integral_v<Number> ? "N" : "X")
-      ->default_str(initial.str());
-}
-
-// An option that takes one of a few words.
-template <typename Value>
-CLI::Option* add_choice(CLI::App* app, const std::string& names, Value& target,
-                        std::vector<std::pair<std::string, Value>> choices,
-                        const std::string& help) {
-  std::string words;
-  std::string initial;
-  for (const auto& [word, value] : choices) {
-    words += (words.empty() ? "" : ", ") + word;
-    if (value == target && initial.empty()) initial = word;
-  }
-  const std::string name = names.substr(names.find("--"));
-  auto parse = [&target, choices, name, words](const std::string& text) {
-    const auto found = std::find_if(choices.begin(), choices.end(),
-                                    [&](const auto& choice) { return choice.first == text; });
-    if (found == choices.end()) {
-      throw CLI::ValidationError(name + " '" + text + "' is not one of " + words);
-    }
-    target = found->second;
-  };
-  return app->add_option_function<std::string>(names, parse, help + ": " + words)
-      ->type_name("WORD")
-      ->default_str(initial);
-}
-
-// An option whose text may be empty, which is not the same as absent.
-CLI::Option* add_text(CLI::App* app, const std::string& names, std::optional<std::string>& target,
-                      const std::string& help) {
-  return app->add_option_function<std::string>(
-      names, [&target](const std::string& text) { target = text; }, help);
-}
 
 void add_input_options(CLI::App* app, RunOptions& o) {
   auto* group = app->add_option_group("Input and output");
@@ -255,41 +195,6 @@ std::string sinks_text(const llama_model* model, std::span<const llama_token> pr
   return out;
 }
 
-// The engine's log: everything with --verbose. Else only errors, and those from opening the model
-// are kept for the one line that says what is wrong.
-struct EngineLog {
-  bool verbose = false;
-  bool opening = true;
-  bool cancelled = false;  // the engine calls an abort that we asked for an error
-  std::string error;       // the first one while opening
-
-  void opened() {
-    opening = false;
-    std::fputs(std::exchange(error, {}).c_str(), stderr);
-  }
-
-  void install() {
-    llama_log_set(
-        [](ggml_log_level level, const char* text, void* data) {
-          auto& log = *static_cast<EngineLog*>(data);
-          const bool failure = level == GGML_LOG_LEVEL_ERROR && !log.cancelled;
-          if (log.verbose || (failure && !log.opening)) {
-            std::fputs(text, stderr);
-          } else if (failure && log.error.empty()) {
-            log.error = text;
-          }
-        },
-        this);
-  }
-};
-
-int fail(int code, const std::string& what, const std::string& engine_error = "") {
-  std::string reason = engine_error.substr(0, engine_error.find('\n'));
-  if (!reason.empty()) reason = " (llama.cpp: " + reason + ")";
-  std::fprintf(stderr, "morphkv: error: %s%s\n", what.c_str(), reason.c_str());
-  return code;
-}
-
 // The prompt with what belongs to it, in memory of its own.
 struct PreparedPrompt {
   std::vector<llama_token> tokens;
@@ -400,15 +305,6 @@ PreparedPrompt prepare(RunOptions& o) {
 }
 
 // Null when it was interrupted.
-ModelPtr load_weights(const RunOptions& o) {
-  Progress progress;
-  return load_model(
-      o.model, {.n_gpu_layers = o.n_gpu_layers, .vocab_only = false, .progress = [&](float done) {
-                  progress.show("loading", done, 1.0);
-                  return !interrupted();
-                }});
-}
-
 // Standard output, written through at once, until the first failure.
 class Output {
  public:
@@ -496,7 +392,7 @@ int RunCommand::run() {
     o.prefill_given = command_->count("--prefill") > 0;
     const PreparedPrompt prompt = prepare(o);
     install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
-    const ModelPtr model = load_weights(o);
+    const ModelPtr model = load_weights(o.model, o.n_gpu_layers);
     if (model) log.opened();
     RunRecord record{o.model, o.session, {}, {}, peak_rss_bytes()};
     Output output;

@@ -4,9 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 namespace morphkv::eval {
+
+inline constexpr std::string_view kFull = "full";        // llama.cpp as it is
+inline constexpr std::string_view kControl = "control";  // a bounded cache that is large enough
 
 // How the document was read.
 //   whole     document and question at once, compressed at the end: the question is seen
