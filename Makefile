@@ -3,7 +3,7 @@
 
 TOOL := build/release/morphkv
 FIGURES := docs/data/performance
-SOURCE_DIRS := include src integrations apps tests bench examples python
+SOURCE_DIRS := include src integrations apps eval tests bench examples python
 
 .PHONY: help setup configure build demo model test test-reference bench format tidy clean
 

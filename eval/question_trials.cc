@@ -127,7 +127,8 @@ class Questions {
   CacheConfig onlooker() const {
     int window = 64;
     for (const Contender& arm : arms_) window = std::max(window, arm.cache.window);
-    return {.budget = std::max(512, window + 8), .window = window, .queries = QuerySource::kAttention};
+    return {
+        .budget = std::max(512, window + 8), .window = window, .queries = QuerySource::kAttention};
   }
 
   void run_whole() {

@@ -42,8 +42,8 @@ using CountTokens = std::function<std::size_t(std::string_view)>;
 
 struct Task {
   std::string_view name;
-  std::string_view what;  // one line for the help text and the tables
-  std::string_view group; // "recall", "in-context", "long output"
+  std::string_view what;   // one line for the help text and the tables
+  std::string_view group;  // "recall", "in-context", "long output"
   // Exactly one of the two. The same seed and number give the same text on every machine with the
   // same tokenizer. `tokens`: about how long the document is to be, a continuation's prompt has its
   // own length.

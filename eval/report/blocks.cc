@@ -226,9 +226,9 @@ std::string count_of(const Block& block) {
   std::set<int> counts;
   for (const Entry& entry : block.entries) counts.insert(entry.cell.trials);
   if (counts.empty()) return "n 0";
-  const std::string least = "n " + with_commas(*counts.begin());
-  if (counts.size() == 1) return least;
-  return least + "-" + with_commas(*counts.rbegin());
+  std::string count = "n " + with_commas(*counts.begin());
+  if (counts.size() > 1) count += "-" + with_commas(*counts.rbegin());
+  return count;
 }
 
 }  // namespace morphkv::eval

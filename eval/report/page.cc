@@ -33,7 +33,7 @@ nav ul,.legend{list-style:none;display:flex;flex-wrap:wrap;gap:.25rem 1.25rem;pa
 margin:.5rem 0}
 .legend li{display:flex;align-items:center;gap:.5rem;font-size:.875rem}
 .plots{display:flex;flex-wrap:wrap;gap:1rem 1.5rem}
-figure{margin:0;flex:1 1 20rem;min-width:0;max-width:32rem}
+figure{margin:0;flex:1 1 24rem;min-width:0;max-width:32rem}
 figcaption,summary{font-size:.875rem}
 summary{cursor:pointer;padding:.25rem 0}
 .wide{overflow-x:auto}
@@ -123,37 +123,28 @@ std::string Writer::plots(const Block& block) {
     if (cell.step_ms <= 0) return std::nullopt;
     return Estimate{cell.step_ms, cell.step_ms, cell.step_ms};
   };
-  std::string out = "<div class=\"plots\">\n";
+  Plot quality{.title = "Score, higher is better", .y_label = "score"};
   if (block.is_text()) {
-    out += figure(block,
-                  {.title = "Perplexity, lower is better",
-                   .y_label = "perplexity (log scale)",
-                   .scale = Scale::kLog,
-                   .form = Form::kPerplexity,
-                   .series = {},
-                   .full = {}},
-                  score);
-    out += figure(block,
-                  {.title = "Divergence from the full cache, lower is better",
-                   .y_label = "KL divergence, nats per token",
-                   .scale = Scale::kFromZero,
-                   .form = Form::kNumber,
-                   .series = {},
-                   .full = {}},
-                  measure("kl"));
-  } else {
-    out += figure(
-        block, {.title = "Score, higher is better", .y_label = "score", .series = {}, .full = {}},
-        score);
+    quality = {.title = "Perplexity, lower is better",
+               .y_label = "perplexity (log scale)",
+               .scale = Scale::kLog,
+               .form = Form::kPerplexity};
   }
+  std::string out = "<div class=\"plots\">\n" + figure(block, quality, score);
   out += figure(block,
                 {.title = "Time of a token, lower is better",
                  .y_label = "median ms per token",
                  .scale = Scale::kFromZero,
-                 .form = Form::kPerplexity,
-                 .series = {},
-                 .full = {}},
+                 .form = Form::kPerplexity},
                 speed);
+  if (block.is_text()) {
+    out += figure(block,
+                  {.title = "Divergence from the full cache, lower is better",
+                   .y_label = "KL divergence, nats per token",
+                   .scale = Scale::kFromZero,
+                   .form = Form::kNumber},
+                  measure("kl"));
+  }
   return out + "</div>\n";
 }
 
@@ -321,8 +312,8 @@ std::string to_page(const RunInfo& info, const std::vector<Cell>& cells) {
   if (blocks.empty()) out += "<p>There are no trials yet.</p>\n";
   for (std::size_t i = 0; i < modes.size(); ++i) {
     const std::string id = "mode" + std::to_string(i);
-    out += "<section id=\"" + id + "\" aria-labelledby=\"" + id + "-head\">\n<h2 id=\"" + id +
-           "-head\">" + escaped(modes[i]) + "</h2>\n";
+    out += "<section" + attribute("id", id) + attribute("aria-labelledby", id + "-head") + ">\n";
+    out += "<h2" + attribute("id", id + "-head") + ">" + escaped(modes[i]) + "</h2>\n";
     out += "<p class=\"soft\">" + escaped(what_mode_means(modes[i])) + "</p>\n";
     for (const Block& block : blocks) {
       if (block.mode == modes[i]) out += writer.block(block);

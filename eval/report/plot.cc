@@ -34,10 +34,6 @@ std::string number(double value) {
   return text;
 }
 
-std::string attribute(const char* name, const std::string& value) {
-  return " " + std::string(name) + "=\"" + value + "\"";
-}
-
 std::string line(double x1, double y1, double x2, double y2, const std::string& more = "") {
   return "<line" + attribute("x1", number(x1)) + attribute("y1", number(y1)) +
          attribute("x2", number(x2)) + attribute("y2", number(y2)) + more + "/>";

@@ -31,8 +31,8 @@ struct Plot {
   std::string y_label;  // stands above the axis
   Scale scale = Scale::kShare;
   Form form = Form::kPercent;  // of the values on the y axis
-  std::vector<Series> series;
-  std::optional<double> full;  // a dashed line: the full cache
+  std::vector<Series> series = {};
+  std::optional<double> full = {};  // a dashed line: the full cache
 };
 
 // An <svg> with title and description; `id` is unique in the page. Values over the rows kept, on a

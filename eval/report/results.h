@@ -55,8 +55,8 @@ class Results {
   RunInfo info_;
   std::vector<Trial> trials_;
   std::map<TrialKey, std::size_t> index_;  // of trials_
-  std::ofstream out_;        // closed after read() and a failed write
-  std::uintmax_t size_ = 0;  // of the whole lines, in bytes
+  std::ofstream out_;                      // closed after read() and a failed write
+  std::uintmax_t size_ = 0;                // of the whole lines, in bytes
 };
 
 }  // namespace morphkv::eval

@@ -30,7 +30,7 @@ void add_line(std::string& out, std::string line) {
 std::string taken(std::string& text, int width) {
   std::size_t end = 0;
   while (end < text.size() && columns(std::string_view(text).substr(0, end + 1)) <= width) ++end;
-  const std::string head = text.substr(0, end);
+  std::string head = text.substr(0, end);
   text.erase(0, end);
   return head;
 }

@@ -68,6 +68,12 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
+std::string attribute(std::string_view name, std::string_view value) {
+  std::string out = " ";
+  out.append(name).append("=\"").append(value).append("\"");
+  return out;
+}
+
 std::string printable(std::string_view text) {
   std::string out = valid_utf8(text);
   std::replace_if(out.begin(), out.end(), is_control, '?');

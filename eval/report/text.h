@@ -12,6 +12,8 @@ namespace morphkv::eval {
 std::string valid_utf8(std::string_view text);
 // For HTML and SVG, inside elements and double quotes. Control characters become U+FFFD.
 std::string escaped(std::string_view text);
+// ` name="value"`, of a value that needs no escapes.
+std::string attribute(std::string_view name, std::string_view value);
 // For a terminal: valid UTF-8 without control characters.
 std::string printable(std::string_view text);
 // Columns on a terminal, one for each code point.

@@ -21,11 +21,11 @@ inline constexpr std::string_view kControl = "control";  // a bounded cache that
 struct TrialKey {
   std::string task;
   std::string mode;
-  int tokens = 0;     // length asked for
-  std::string arm;    // "morphkv window=32 pool=7"; "full" and "control" have no budget
-  int budget = 0;     // rows per KV head; 0 = all
+  int tokens = 0;   // length asked for
+  std::string arm;  // "morphkv window=32 pool=7"; "full" and "control" have no budget
+  int budget = 0;   // rows per KV head; 0 = all
   int document = 0;
-  int question = 0;   // of a text: the stretch
+  int question = 0;  // of a text: the stretch
 
   auto tie() const { return std::tie(task, mode, tokens, arm, budget, document, question); }
   bool operator<(const TrialKey& other) const { return tie() < other.tie(); }
@@ -45,9 +45,9 @@ struct Trial {
   int rows_kept = 0;  // measured, of a KV head
   std::int64_t kv_bytes_kept = 0;
   std::int64_t kv_bytes_allocated = 0;
-  double read_ms = 0.0;    // reading the prompt, eviction included; 0 where arms share it
-  double step_ms = 0.0;    // median of the single-token steps, eviction included
-  double evict_ms = 0.0;   // eviction in those steps, per step
+  double read_ms = 0.0;   // reading the prompt, eviction included; 0 where arms share it
+  double step_ms = 0.0;   // median of the single-token steps, eviction included
+  double evict_ms = 0.0;  // eviction in those steps, per step
   int threads = 0;
 };
 

@@ -1,0 +1,144 @@
+"""Puts the figures of `morphkv eval` into a Markdown page.
+
+Usage: quality_tables.py PAGE.md [--check]
+Each part of the page between a line `<!-- figures FILE key=value ... -->` and the next `<!-- end -->` is replaced by
+the table that the line asks for. FILE is a results.json, beside the page or below its folder. Keys:
+  mode    whole, guided, stream, generate, text
+  tokens  length of the documents; left out: all that the file has
+  task    a task; left out: the mean over the tasks that every arm has at a budget
+  budget  with it, rows are arms and columns tasks; left out: columns are budgets
+With --check nothing is written, and the exit code is 1 when the page is out of date.
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import re
+import sys
+
+MARK = re.compile(r"(<!-- figures (?P<file>\S+) (?P<keys>[^>]*?)-->\n).*?(<!-- end -->)", re.DOTALL)
+BASELINES = ["full", "streaming", "random"]
+
+
+def percent(estimate):
+    return f"{100 * estimate['mean']:.0f} ({100 * estimate['low']:.0f}-{100 * estimate['high']:.0f})"
+
+
+def table(header, rows):
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def arms_of(cells):
+    names = list(dict.fromkeys(cell["arm"] for cell in cells if cell["arm"] != "control"))
+    return [name for name in BASELINES if name in names] + [name for name in names if name not in BASELINES]
+
+
+def full_mode(mode):
+    return "whole" if mode in ("guided", "stream") else mode
+
+
+class Figures:
+    """The cells of one mode and length, by task, arm and budget; the full cache's belong to every mode."""
+
+    def __init__(self, path, keys):
+        record = json.loads(path.read_text())
+        mode = keys["mode"]
+        chosen = [
+            cell for cell in record["cells"]
+            if (cell["mode"] == mode or cell["arm"] == "full" and cell["mode"] == full_mode(mode))
+            and keys.get("tokens") in (None, str(cell["tokens"]))
+            and keys.get("task") in (None, cell["task"])
+        ]
+        asked = {cell["task"] for cell in chosen if cell["mode"] == mode and cell["arm"] != "full"}
+        self.cells = [cell for cell in chosen if cell["task"] in asked]
+        if not self.cells:
+            sys.exit(f"{path} has nothing of {keys}")
+        self.tasks = list(dict.fromkeys(cell["task"] for cell in self.cells))
+        self.arms = arms_of(self.cells)
+        self.budgets = sorted({cell["budget"] for cell in self.cells if cell["budget"] > 0})
+        self.by_key = {(c["task"], c["arm"], c["budget"]): c for c in self.cells}
+
+    def cell(self, task, arm, budget):
+        return self.by_key.get((task, arm, 0 if arm == "full" else budget))
+
+    def mean(self, arm, budget):
+        """Over the tasks, if the arm has all of them."""
+        cells = [self.cell(task, arm, budget) for task in self.tasks]
+        if not all(cells):
+            return "-"
+        return f"{100 * sum(cell['score']['mean'] for cell in cells) / len(cells):.0f}"
+
+
+def scores_by_budget(figures):
+    header = ["cache"] + [f"{budget} rows" for budget in figures.budgets]
+    one = len(figures.tasks) == 1
+    def entry(arm, budget):
+        if not one:
+            return figures.mean(arm, budget)
+        cell = figures.cell(figures.tasks[0], arm, budget)
+        return percent(cell["score"]) if cell else "-"
+    rows = [[arm] + [entry(arm, budget) for budget in figures.budgets] for arm in figures.arms]
+    yield from table(header, rows)
+    count = sum(figures.cell(task, "full", 0)["trials"] for task in figures.tasks)
+    what = figures.tasks[0] if one else f"mean over {len(figures.tasks)} tasks ({', '.join(figures.tasks)})"
+    yield f"\nPer cent; {what}, {count} questions."
+
+
+def scores_by_task(figures, budget):
+    rows = []
+    for arm in figures.arms:
+        cells = [figures.cell(task, arm, budget) for task in figures.tasks]
+        if any(cells):
+            rows.append([arm] + [percent(c["score"]) if c else "-" for c in cells] + [figures.mean(arm, budget)])
+    yield from table(["cache"] + figures.tasks + ["mean"], rows)
+    counts = [str(figures.cell(task, "full", 0)["trials"]) for task in figures.tasks]
+    yield f"\nPer cent at {budget} rows, with 95 % intervals; questions: {', '.join(counts)}."
+
+
+def text_figures(figures, budget):
+    header = ["cache"] + [f"{task.removeprefix('text-')}" for task in figures.tasks] + ["KL", "same top token", "ms"]
+    rows = []
+    for arm in figures.arms:
+        cells = [figures.cell(task, arm, budget) for task in figures.tasks]
+        if not all(cells):
+            continue
+        mean = lambda name: sum(c["measures"][name]["mean"] for c in cells) / len(cells)
+        rows.append([arm] + [f"{c['score']['mean']:.3f}" for c in cells]
+                    + [f"{mean('kl'):.4f}", f"{100 * mean('top1'):.1f} %", f"{cells[0]['step_ms']:.1f}"])
+    yield from table(header, rows)
+    tokens = ", ".join(f"{figures.cell(task, 'full', 0)['tokens']:,}" for task in figures.tasks)
+    yield f"\nPerplexity at {budget} rows over {tokens} tokens; KL divergence from the full cache in nats a token."
+
+
+def figures_for(path, keys):
+    figures = Figures(path, keys)
+    budget = int(keys["budget"]) if "budget" in keys else None
+    if keys["mode"] == "text":
+        return text_figures(figures, budget)
+    return scores_by_task(figures, budget) if budget else scores_by_budget(figures)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("page", type=pathlib.Path)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    text = args.page.read_text()
+
+    def replace(match):
+        keys = collections.OrderedDict(word.split("=", 1) for word in match["keys"].split())
+        lines = figures_for(args.page.parent / match["file"], keys)
+        return match[1] + "\n" + "\n".join(lines) + "\n\n" + match[4]
+
+    updated = MARK.sub(replace, text)
+    if args.check:
+        sys.exit(updated != text and f"{args.page} is out of date: run {sys.argv[0]} {args.page}")
+    args.page.write_text(updated)
+
+
+if __name__ == "__main__":
+    main()
