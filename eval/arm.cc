@@ -49,6 +49,11 @@ void set(Arm& arm, const std::string& key, std::string value) {
     if (value != "mean" && value != "max")
       refuse(arm.name, "fuse '" + value + "' is not mean or max");
     c.fusion = value == "max" ? Fusion::kMax : Fusion::kMean;
+  } else if (key == "guide") {
+    if (value != "general" && value != "none") {
+      refuse(arm.name, "guide '" + value + "' is not general or none");
+    }
+    arm.general_guide = value == "general";
   } else if (key == "window") {
     c.window = number(arm.name, key, value);
   } else if (key == "pool") {
@@ -65,7 +70,7 @@ void set(Arm& arm, const std::string& key, std::string value) {
     c.recent = number(arm.name, key, value);
     arm.recent_percent = 0;
   } else {
-    refuse(arm.name, "'" + key + "' is not one of queries, window, pool, fuse, sinks, recent");
+    refuse(arm.name, "'" + key + "' is not one of queries, window, pool, fuse, sinks, recent, guide");
   }
 }
 

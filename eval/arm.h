@@ -10,13 +10,20 @@
 
 namespace morphkv::eval {
 
+// Asks for what any question may ask for.
+inline constexpr std::string_view kGeneralGuide =
+    "\n\nQuestion: What are the names, numbers, codes, keys, values and other facts that the text "
+    "wants me to remember?\nAnswer: The";
+
 struct Arm {
   std::string name;        // the specification
   CacheConfig cache;       // but for the budget
-  int recent_percent = 0;  // of the budget; 0 = cache.recent
+  int recent_percent = 0;      // of the budget; 0 = cache.recent
+  bool general_guide = false;  // a document whose question is not known is read with kGeneralGuide
 };
 
 // "POLICY [key=value ...]": keys queries (attention, keys), window, pool, fuse (mean, max), sinks,
+// guide (general, none),
 // recent (rows, or a share of the budget as in 25%). What is not said is the policy's own default
 // (arm.cc), which for morphkv is that of `morphkv run`. Throws std::invalid_argument.
 Arm parse_arm(const std::string& specification);

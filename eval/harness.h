@@ -46,6 +46,7 @@ struct Contender {
   std::string arm;
   CacheConfig cache;
   bool guided = false;  // its policy takes a guide
+  bool general_guide = false;
 };
 // Every arm of the plan but full and control, at every budget; arms outermost.
 std::vector<Contender> contenders(const Plan& plan);

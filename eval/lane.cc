@@ -6,6 +6,11 @@
 #include <string>
 
 namespace morphkv::eval {
+namespace {
+
+constexpr int kMostGuide = 64;  // tokens of a guide
+
+}  // namespace
 
 Lane::Lane(const llama_model* model, const LaneShape& shape,
            const std::optional<CacheConfig>& cache)
@@ -18,7 +23,7 @@ Lane::Lane(const llama_model* model, const LaneShape& shape,
   params.no_perf = true;
   if (cache) {
     evictor_.emplace(model, llama_cpp::EvictorOptions{.cache = *cache});
-    evictor_->attach(params, shape.tokens);
+    evictor_->attach(params, shape.tokens, kMostGuide);
   }
   context_.reset(llama_init_from_model(const_cast<llama_model*>(model), params));
   if (!context_) {
@@ -28,13 +33,22 @@ Lane::Lane(const llama_model* model, const LaneShape& shape,
   if (evictor_) evictor_->bind(context_.get());
 }
 
-void Lane::read(std::span<const llama_token> tokens) {
+void Lane::read(std::span<const llama_token> tokens, std::span<const llama_token> guide) {
   const int n_ubatch = static_cast<int>(llama_n_ubatch(context_.get()));
-  const int piece =
+  const int most =
       evictor_ ? llama_cpp::bounded_micro_batch(n_ubatch, evictor_->config().budget) : n_ubatch;
-  for (std::size_t done = 0; done < tokens.size(); done += static_cast<std::size_t>(piece)) {
-    decode(tokens.subspan(done, std::min(static_cast<std::size_t>(piece), tokens.size() - done)));
-    if (evictor_) decide();
+  const std::size_t piece = static_cast<std::size_t>(most) - guide.size();
+  for (std::size_t done = 0; done < tokens.size(); done += piece) {
+    decode(tokens.subspan(done, std::min(piece, tokens.size() - done)));
+    if (!evictor_) continue;
+    if (guide.empty()) {
+      decide();
+    } else {
+      evictor_->hold();
+      decode(guide);
+      evictor_->guide();
+      evictor_->evict();
+    }
   }
 }
 

@@ -32,8 +32,8 @@ class Lane {
   // Without `cache` a plain context. `model` must outlive the lane.
   Lane(const llama_model* model, const LaneShape& shape, const std::optional<CacheConfig>& cache);
 
-  // Evaluates tokens in micro-batches and evicts after each.
-  void read(std::span<const llama_token> tokens);
+  // Evaluates tokens in micro-batches and evicts after each, by a guide if there is one.
+  void read(std::span<const llama_token> tokens, std::span<const llama_token> guide = {});
   // The same without evicting: all of it is one call of the rule, which decide() ends.
   void evaluate(std::span<const llama_token> tokens);
   void decide() { evictor_->after_decode(); }

@@ -38,6 +38,7 @@ class Questions {
     };
     document_ = task.document(static_cast<std::uint64_t>(number), harness.plan().tokens, count);
     text_ = tokens_of(model, document_.text, true);
+    general_guide_ = tokens_of(model, kGeneralGuide, false);
     for (const Question& question : document_.questions) {
       asked_.push_back(tokens_of(model, question));
       std::size_t tokens = asked_.back().question.size();
@@ -176,11 +177,11 @@ class Questions {
       if (!lane) {
         CacheConfig largest = onlooker();
         largest.budget = std::max(largest.budget, most);
-        lane.emplace(harness_.model(), harness_.shape(0), largest);
+        lane.emplace(harness_.model(), harness_.shape(512 + 64), largest);
       }
       lane->evictor().clear(seeded(arm.cache));
       const Watch watch;
-      lane->read(text_);
+      lane->read(text_, arm.general_guide ? general_guide_ : std::vector<llama_token>{});
       const double read_ms = watch.ms();
       harness_.did(static_cast<double>(text_.size()), place("stream"));
       const llama_cpp::Checkpoint read = lane->evictor().checkpoint();
@@ -250,6 +251,7 @@ class Questions {
   std::vector<Contender> arms_;
   Document document_;
   std::vector<llama_token> text_;
+  std::vector<llama_token> general_guide_;
   std::vector<AskedTokens> asked_;
   int longest_ = 0;  // a question and its answer, in tokens
 };

@@ -59,7 +59,7 @@ std::vector<Contender> contenders(const Plan& plan) {
     if (arm.name == kFull || arm.name == kControl) continue;
     for (const int budget : plan.budgets) {
       const CacheConfig cache = with_budget(arm, budget);
-      out.push_back({arm.name, cache, make_policy(cache)->traits().guided});
+      out.push_back({arm.name, cache, make_policy(cache)->traits().guided, arm.general_guide});
     }
   }
   return out;
