@@ -4,6 +4,8 @@
 #include <cassert>
 #include <cstdlib>
 
+#include "kernels/kernels.h"
+
 namespace morphkv {
 namespace {
 
@@ -40,6 +42,11 @@ void SlotSet::shift(int first, int last, int by) {
 
 KeepSet::KeepSet(int max_slots) : held_(max_slots) { reserve(max_slots); }
 
+int KeepSet::rank_of(int slot) const {
+  assert(held_.contains(slot));
+  return kernels::index_of(slot, slots_.data(), size());
+}
+
 void KeepSet::append(int slot, Position position) {
   assert(slots_.size() < slots_.capacity());
   assert(positions_.empty() || position > positions_.back());
@@ -58,9 +65,7 @@ void KeepSet::erase(std::span<const int> ranks) {
 
 void KeepSet::move(int from, int to) {
   assert(!held_.contains(to));
-  const auto row = std::find(slots_.begin(), slots_.end(), from);
-  assert(row != slots_.end());
-  *row = to;
+  slots_[static_cast<std::size_t>(rank_of(from))] = to;
   held_.remove(from);
   held_.add(to);
 }

@@ -111,24 +111,10 @@ void HeadRetention::evict(Workspace& ws) {
 }
 
 void HeadRetention::evict_to_budget(const RowsView* keys, Workspace& ws) {
-  const int rows = keep_.size();
-  if (!traits_.evicts || rows <= config_.budget) return;
-
-  const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(rows));
-  if (places_.empty()) {
-    policy_->score(keep_, scores, ws);
-    if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
-  } else {
-    std::transform(places_.begin(), places_.end(), scores.begin(),
-                   [](int place) { return -static_cast<float>(place); });
-    places_.clear();
-  }
-
-  const auto n_victims = static_cast<std::size_t>(rows - config_.budget);
-  const auto ranks = std::span(ws.ranks).first(n_victims);
-  const auto scratch = std::span(ws.ranks).last(ws.ranks.size() / 2);
-  choose_victims(scores, evictable(rows), scratch, ranks);
-
+  const int excess = keep_.size() - config_.budget;
+  if (!traits_.evicts || excess <= 0) return;
+  const auto ranks = std::span(ws.ranks).first(static_cast<std::size_t>(excess));
+  choose(ranks, ws);
   for (const int rank : ranks) {
     const int slot = keep_.slots()[rank];
     victims_.push_back(slot);
@@ -139,6 +125,29 @@ void HeadRetention::evict_to_budget(const RowsView* keys, Workspace& ws) {
     }
   }
   keep_.erase(ranks);
+}
+
+void HeadRetention::choose(std::span<int> ranks, Workspace& ws) {
+  const EvictableRanks may_leave = evictable(keep_.size());
+  const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(keep_.size()));
+  if (!places_.empty()) {
+    std::transform(places_.begin(), places_.end(), scores.begin(),
+                   [](int place) { return -static_cast<float>(place); });
+    places_.clear();
+  } else if (traits_.by_slot) {
+    const bool pools = traits_.pools && config_.pool > 1;
+    policy_->score(keep_, ws.slot_scores, ws);
+    if (ranks.size() == 1 && !pools) {
+      ranks[0] = choose_victim(keep_, may_leave, ws.slot_scores);
+      return;
+    }
+    by_rank(keep_, ws.slot_scores.data(), scores);
+    if (pools) pool_scores(config_.pool, scores, ws.pooled);
+  } else {
+    policy_->score(keep_, scores, ws);
+    if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
+  }
+  choose_victims(scores, may_leave, std::span(ws.ranks).last(ws.ranks.size() / 2), ranks);
 }
 
 void HeadRetention::apply_moves(std::span<const RowMove> moves) {
@@ -198,8 +207,9 @@ NewRows LayerRetention::rows_of(const LayerCall& call, std::size_t head) {
 // An engine stores the heads of a row side by side. Brought in row by row, all of them come at the
 // speed of the memory; head by head each waits for every second line.
 void LayerRetention::prefetch(const LayerCall& call) const {
+  if (heads_.size() < 2) return;
   for (const HeadRetention& head : heads_) head.prefetch();
-  if (call.keys.size() < 2) return;
+  if (call.keys.empty()) return;
   const RowsView& first = call.keys.front();
   const std::ptrdiff_t row_bytes = call.keys.back().row(0) - first.row(0) +
                                    static_cast<std::ptrdiff_t>(size_of(first.dtype)) * first.dim;

@@ -9,18 +9,15 @@
 
 namespace morphkv {
 
-void fuse_window(WindowLogits& window, Fusion fusion, const KeepSet& keep,
-                 std::span<float> slot_scores, std::span<float> scores) {
-  const int limit = keep.held().limit();
-  std::fill_n(slot_scores.data(), limit, 0.0f);
+void fuse_window(WindowLogits& window, Fusion fusion, int slot_limit, std::span<float> scores) {
+  std::fill_n(scores.data(), slot_limit, 0.0f);
   const bool mean = fusion == Fusion::kMean;
   const float share = mean ? 1.0f / static_cast<float>(std::max(1, window.queries())) : 1.0f;
   const kernels::ScaledRows rows{.x = window.weights(0),
                                  .stride = window.stride(),
-                                 .factors = window.factors(limit, share).data(),
+                                 .factors = window.factors(slot_limit, share).data(),
                                  .rows = window.queries()};
-  (mean ? kernels::add_scaled : kernels::max_scaled)(rows, limit, slot_scores.data());
-  by_rank(keep, slot_scores.data(), scores);
+  (mean ? kernels::add_scaled : kernels::max_scaled)(rows, slot_limit, scores.data());
 }
 
 void by_rank(const KeepSet& keep, const float* of_slot, std::span<float> scores) {
@@ -115,8 +112,8 @@ void AttentionPass::add_to(float* weights) {
     float* row = logits + static_cast<std::size_t>(g) * limit_;
     for (const int later : args_.slots.subspan(static_cast<std::size_t>(token_) + 1))
       row[later] = -std::numeric_limits<float>::infinity();
-    kernels::exp_shifted(row, limit_, kernels::max_of(row, limit_), row);
-    ws_.factors[static_cast<std::size_t>(g)] = share / kernels::sum_of(row, limit_);
+    const double sum = kernels::exp_shifted(row, limit_, kernels::max_of(row, limit_), row);
+    ws_.factors[static_cast<std::size_t>(g)] = share / static_cast<float>(sum);
   }
   const kernels::ScaledRows rows{
       .x = logits, .stride = limit_, .factors = ws_.factors.data(), .rows = group_};

@@ -43,6 +43,27 @@ void choose_victims(std::span<const float> scores, EvictableRanks evictable, std
   std::sort(out.begin(), out.end());
 }
 
+int choose_victim(const KeepSet& keep, EvictableRanks evictable, std::span<float> slot_scores) {
+  constexpr float kStays = std::numeric_limits<float>::infinity();
+  const auto slots = keep.slots();
+  assert(evictable.first < evictable.last);
+  for (int rank = 0; rank < evictable.first; ++rank) slot_scores[slots[rank]] = kStays;
+  for (int rank = evictable.last; rank < keep.size(); ++rank) slot_scores[slots[rank]] = kStays;
+  int done = 0;
+  keep.held().for_each_run([&](int first, int last) {
+    std::fill(slot_scores.begin() + done, slot_scores.begin() + first, kStays);
+    done = last;
+  });
+  const int slot = kernels::first_least(slot_scores.data(), done);
+  const float least = comparable(slot_scores[slot]);
+  const float second = kernels::least_of(slot_scores.data() + slot + 1, done - slot - 1);
+  if (second > least) return keep.rank_of(slot);
+  // Of equal ones the lowest rank, which only the ranks in turn tell.
+  int rank = evictable.first;
+  while (comparable(slot_scores[slots[rank]]) > least) ++rank;
+  return rank;
+}
+
 void improve_places(std::span<const float> scores, std::span<int> scratch, std::span<int> places) {
   const auto order = scratch.first(scores.size());
   std::iota(order.begin(), order.end(), 0);

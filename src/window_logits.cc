@@ -15,7 +15,7 @@ constexpr float kNotHeld = -std::numeric_limits<float>::infinity();
 // A reference may lag behind the true maximum as long as exp() keeps full precision and cannot
 // overflow.
 constexpr float kMaxAboveReference = 16.0f;
-constexpr float kMinNormaliser = 1e-4f;
+constexpr double kMinNormaliser = 1e-4;
 
 // Whole cache lines, an odd number of them: at a power of two all queries' weights on a slot would
 // want the same place in the cache.
@@ -33,6 +33,7 @@ WindowLogits::WindowLogits(QuerySource source, int window, int max_slots)
   if (source_ == QuerySource::kKeys) {
     logits_.assign(offset(window), kNotHeld);
     reference_.assign(static_cast<std::size_t>(window), 0.0f);
+    sums_.assign(static_cast<std::size_t>(window), 0.0);
     query_slot_.assign(static_cast<std::size_t>(window), -1);
     column_.assign(static_cast<std::size_t>(window), 0.0f);
   }
@@ -46,7 +47,10 @@ void WindowLogits::push_key(int newcomer, const SlotSet& held, const float* logi
     column_[i] = logits_[offset(i) + newcomer] = logits[query_slot_[i]];
   }
   kernels::exp_shifted(column_.data(), filled_, reference_.data(), column_.data());
-  for (int i = 0; i < filled_; ++i) weights_[offset(i) + newcomer] = column_[i];
+  for (int i = 0; i < filled_; ++i) {
+    weights_[offset(i) + newcomer] = column_[i];
+    sums_[i] += column_[i];
+  }
 
   const int ring_row = next_;
   next_ = (next_ + 1) % window_;
@@ -76,12 +80,8 @@ float* WindowLogits::push_query() {
 
 float WindowLogits::normaliser(int i, int slot_limit) {
   if (source_ == QuerySource::kAttention) return 1.0f;
-  float sum = kernels::sum_of(weights(i), slot_limit);
-  if (!(sum >= kMinNormaliser)) {
-    refresh(i, slot_limit);
-    sum = kernels::sum_of(weights(i), slot_limit);
-  }
-  return sum;
+  if (!(sums_[i] >= kMinNormaliser)) refresh(i, slot_limit);
+  return static_cast<float>(sums_[i]);
 }
 
 std::span<const float> WindowLogits::factors(int slot_limit, float share) {
@@ -93,7 +93,7 @@ void WindowLogits::refresh(int i, int slot_limit) {
   const float* row = logits_.data() + offset(i);
   float* weights = weights_.data() + offset(i);
   reference_[i] = kernels::max_of(row, slot_limit);
-  kernels::exp_shifted(row, slot_limit, reference_[i], weights);
+  sums_[i] = kernels::exp_shifted(row, slot_limit, reference_[i], weights);
   std::fill(weights + slot_limit, weights + max_slots_, 0.0f);
 }
 
@@ -104,6 +104,13 @@ void WindowLogits::prefetch(int slot_limit) const {
 }
 
 void WindowLogits::erase(int slot) {
+  for (int i = 0; i < filled_; ++i) {
+    if (!logits_.empty()) sums_[i] -= weights_[offset(i) + slot];
+  }
+  empty(slot);
+}
+
+void WindowLogits::empty(int slot) {
   for (int i = 0; i < filled_; ++i) {
     weights_[offset(i) + slot] = 0.0f;
     if (!logits_.empty()) logits_[offset(i) + slot] = kNotHeld;
@@ -118,7 +125,7 @@ void WindowLogits::move(int from, int to) {
       if (query_slot_[i] == from) query_slot_[i] = to;
     }
   }
-  erase(from);
+  empty(from);
 }
 
 void WindowLogits::shift(int first, int last, int by) {
@@ -174,8 +181,10 @@ bool WindowLogits::load(std::span<const int> keep_slots, std::span<const float> 
   next_ = static_cast<int>(saved[1]);
   const float* in = saved.data() + 2;
   for (int i = 0; i < filled_; ++i) {
-    for (const int slot : keep_slots) weights_[offset(i) + slot] = *in++;
+    double sum = 0.0;
+    for (const int slot : keep_slots) sum += weights_[offset(i) + slot] = *in++;
     if (logits_.empty()) continue;
+    sums_[i] = sum;
     reference_[i] = *in++;
     query_slot_[i] = keep_slots[static_cast<std::size_t>(*in++)];
     for (const int slot : keep_slots) logits_[offset(i) + slot] = *in++;
@@ -195,6 +204,7 @@ void WindowLogits::resize(int max_slots) {
   resized.filled_ = filled_;
   resized.next_ = next_;
   resized.reference_ = reference_;
+  resized.sums_ = sums_;
   resized.query_slot_ = query_slot_;
   *this = std::move(resized);
 }

@@ -42,6 +42,12 @@ TEST(KeepSet, ListsItsRowsByAscendingPositionWhateverTheirSlots) {
   EXPECT_EQ(positions_of(keep), (std::vector<Position>{0, 10, 20, 30, 40}));
 }
 
+TEST(KeepSet, KnowsTheRankOfASlot) {
+  const KeepSet keep = five_rows();
+  for (int rank = 0; rank < 5; ++rank)
+    EXPECT_EQ(keep.rank_of(keep.slots()[static_cast<std::size_t>(rank)]), rank);
+}
+
 using Runs = std::vector<std::pair<int, int>>;
 
 Runs runs_of(const SlotSet& slots) {

@@ -334,6 +334,38 @@ TEST(Kernels, MaxOfNothingAndOfNothingHeldIsMinusInfinity) {
   });
 }
 
+TEST(Kernels, LeastOfFindsTheLeastAtEveryPlaceOfEveryLength) {
+  on_every_target([] {
+    for (const int n : lengths()) {
+      const Floats x(n);
+      for (int i = 0; i < n; ++i) x[i] = 2.0f + static_cast<float>(i % 5);
+      for (int i = 0; i < n; ++i) {
+        const float before = x[i];
+        x[i] = 1.5f;
+        ASSERT_EQ(least_of(x.data(), n), 1.5f) << "place " << i << " of " << n;
+        x[i] = std::numeric_limits<float>::quiet_NaN();
+        ASSERT_EQ(least_of(x.data(), n), -kInfinity) << "place " << i << " of " << n;
+        x[i] = before;
+      }
+    }
+    EXPECT_EQ(least_of(nullptr, 0), kInfinity);
+  });
+}
+
+TEST(Kernels, IndexOfFindsTheFirstPlaceOfAValue) {
+  on_every_target([] {
+    for (const int n : lengths()) {
+      const GuardedArray<int> x(n);
+      for (int i = 0; i < n; ++i) x[i] = i < n / 2 ? -i : -n / 2;
+      for (int i = 0; i < n; ++i) {
+        const int value = std::max(-i, -n / 2);
+        ASSERT_EQ(index_of(value, x.data(), n), -value) << "length " << n;
+      }
+      EXPECT_EQ(index_of(1, x.data(), n), n);
+    }
+  });
+}
+
 TEST(Kernels, FirstLeastFindsTheFirstOfEqualValuesAtEveryPlaceOfEveryLength) {
   on_every_target([] {
     for (const int n : lengths()) {
@@ -453,6 +485,21 @@ TEST(Kernels, ExpShiftedGivesTheSameBitsInPlaceAndAtEveryPlaceOfEveryLength) {
       }
       exp_shifted(x.data(), n, 1.25f, x.data());
       ASSERT_TRUE(std::ranges::equal(x, out)) << n;
+    }
+  });
+}
+
+TEST(Kernels, ExpShiftedGivesTheSumOfItsResults) {
+  on_every_target([] {
+    Random random(15);
+    for (const int n : lengths()) {
+      const Floats x(n);
+      const Floats out(n);
+      fill_normal(x, 5.0, random);
+      const double sum = exp_shifted(x.data(), n, 1.25f, out.data());
+      const double want = std::accumulate(out.begin(), out.end(), 0.0);
+      // So exact that a row's weight can be taken back out of it, however large it was.
+      ASSERT_NEAR(sum, want, 1e-15 * (n + 1) * want) << n;
     }
   });
 }

@@ -36,8 +36,10 @@ std::vector<float> keys_scores(const CacheConfig& config, const Keys& keys,
     const auto first = static_cast<int>(t);
     head->append(keep, {.slots = slots, .keys = rows.view(), .queries = {}}, first, 1, workspace);
   }
+  std::vector<float> slot_scores(static_cast<std::size_t>(max_slots));
+  head->score(keep, slot_scores, workspace);
   std::vector<float> scores(keys.size());
-  head->score(keep, scores, workspace);
+  by_rank(keep, slot_scores.data(), scores);
   return scores;
 }
 
@@ -95,18 +97,13 @@ TEST(Scores, FusedByMaximumAreTheLargestWeightOfTheWindow) {
   WindowLogits window(QuerySource::kAttention, 2, 3);
   const float weights[2][3] = {{0.5f, 0.3f, 0.2f}, {0.1f, 0.6f, 0.3f}};
   for (const auto& row : weights) std::copy(row, row + 3, window.push_query());
-  KeepSet keep(3);
-  keep.append(2, 0);
-  keep.append(0, 1);
-  keep.append(1, 2);
-  std::vector<float> slot_scores(3);
   std::vector<float> scores(3);
-  fuse_window(window, Fusion::kMax, keep, slot_scores, scores);
-  EXPECT_EQ(scores, (std::vector<float>{0.3f, 0.5f, 0.6f}));
-  fuse_window(window, Fusion::kMean, keep, slot_scores, scores);
-  EXPECT_FLOAT_EQ(scores[0], 0.25f);
-  EXPECT_FLOAT_EQ(scores[1], 0.3f);
-  EXPECT_FLOAT_EQ(scores[2], 0.45f);
+  fuse_window(window, Fusion::kMax, 3, scores);
+  EXPECT_EQ(scores, (std::vector<float>{0.5f, 0.6f, 0.3f}));
+  fuse_window(window, Fusion::kMean, 3, scores);
+  EXPECT_FLOAT_EQ(scores[0], 0.3f);
+  EXPECT_FLOAT_EQ(scores[1], 0.45f);
+  EXPECT_FLOAT_EQ(scores[2], 0.25f);
 }
 
 TEST(Scores, OfHugeKeysAreNumbers) {

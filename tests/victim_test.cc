@@ -140,5 +140,32 @@ TEST(Places, AreTheOrderInWhichVictimsAreSpared) {
   }
 }
 
+// The same scores by slot: few are distinct, some are no numbers, some slots are not held.
+TEST(Victim, FoundBySlotIsTheOneFoundByRank) {
+  test::Random random(5);
+  for (int run = 0; run < 3000; ++run) {
+    const int rows = random.between(1, 80);
+    const int max_slots = rows + random.between(0, 9);
+    Ranks slots(static_cast<std::size_t>(max_slots));
+    std::iota(slots.begin(), slots.end(), 0);
+    random.shuffle(slots);
+    KeepSet keep(max_slots);
+    std::vector<float> slot_scores(slots.size(), -1.0f);
+    std::vector<float> scores;
+    const int distinct = random.between(1, 200);
+    for (int rank = 0; rank < rows; ++rank) {
+      const int slot = slots[static_cast<std::size_t>(rank)];
+      keep.append(slot, 3 * rank);
+      const int draw = random.between(0, distinct);
+      scores.push_back(draw == 7 ? kNaN : draw == 8 ? kInfinity : 0.125f * draw);
+      slot_scores[static_cast<std::size_t>(slot)] = scores.back();
+    }
+    const int first = random.between(0, rows - 1);
+    const EvictableRanks evictable{first, random.between(first + 1, rows)};
+    const Ranks expected = victims_of(scores, evictable, 1);
+    ASSERT_EQ(choose_victim(keep, evictable, slot_scores), expected[0]) << "run " << run;
+  }
+}
+
 }  // namespace
 }  // namespace morphkv

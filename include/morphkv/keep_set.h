@@ -76,6 +76,8 @@ class KeepSet {
   // [rank] rank 0 is the oldest row.
   std::span<const int> slots() const { return slots_; }
   std::span<const Position> positions() const { return positions_; }
+  // Where `slot`, which is held, stands in that order.
+  int rank_of(int slot) const;
   // The same slots, as they lie in memory.
   const SlotSet& held() const { return held_; }
 

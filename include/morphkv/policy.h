@@ -23,10 +23,12 @@ struct PolicyTraits {
   bool every_query = false;    // all queries of a call count, not only those of the last window;
                                // a host that cannot show them all shows the last ones
   bool evicts_per_token =
-      false;            // true: one eviction per token; false: all of a call leave at its end
-  bool pools = false;   // scores mean importance, so neighbours lend theirs (config.pool) whenever
-                        // they are asked for; a policy may also pool on its own
-  bool guided = false;  // rows can be scored by a guide (HeadPolicy::score_by_guide)
+      false;             // true: one eviction per token; false: all of a call leave at its end
+  bool pools = false;    // scores mean importance, so neighbours lend theirs (config.pool) whenever
+                         // they are asked for; a policy may also pool on its own
+  bool guided = false;   // rows can be scored by a guide (HeadPolicy::score_by_guide)
+  bool by_slot = false;  // score() writes scores[slot]: one victim is then found without the order
+                         // of the ranks
 };
 
 // Scratch memory that the heads of one thread share, sized once.
@@ -62,7 +64,8 @@ class HeadPolicy {
   // With evicts_per_token, count is 1.
   virtual void append(const KeepSet& keep, const NewRows& rows, int first, int count,
                       Workspace& workspace) = 0;
-  // scores[rank] for every row held; the least one leaves. Higher = keep longer.
+  // scores[rank] for every row held; the least one leaves. Higher = keep longer. With
+  // PolicyTraits::by_slot, scores[slot]; slots that are not held may get anything.
   virtual void score(const KeepSet& keep, std::span<float> scores, Workspace& workspace) = 0;
   // With PolicyTraits::guided. scores[rank]: the most attention that a token of a guide pays to
   // each row held. guide.slots [token] are the last slots of `keep`, or slots that are not held and

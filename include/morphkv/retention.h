@@ -67,6 +67,8 @@ class HeadRetention {
                Workspace& workspace);
   // `keys` are those of the call that the rows leave in, or null.
   void evict_to_budget(const RowsView* keys, Workspace& workspace);
+  // Writes the ranks that leave, ascending.
+  void choose(std::span<int> ranks, Workspace& workspace);
   EvictableRanks evictable(int rows) const;
 
   CacheConfig config_;

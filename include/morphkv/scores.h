@@ -12,10 +12,9 @@
 
 namespace morphkv {
 
-// scores[rank] = mean or maximum over the queries of `window` of their probability for the row of
-// that rank. `scores` has keep.size() entries; `slot_scores` [slot] is scratch.
-void fuse_window(WindowLogits& window, Fusion fusion, const KeepSet& keep,
-                 std::span<float> slot_scores, std::span<float> scores);
+// scores[slot] = mean or maximum over the queries of `window` of their probability for the row in
+// that slot. All rows lie below `slot_limit`.
+void fuse_window(WindowLogits& window, Fusion fusion, int slot_limit, std::span<float> scores);
 
 // scores[rank] = of_slot[the slot of that rank]. `scores` has keep.size() entries.
 void by_rank(const KeepSet& keep, const float* of_slot, std::span<float> scores);

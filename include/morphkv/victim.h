@@ -4,6 +4,7 @@
 #include <span>
 
 #include "morphkv/config.h"
+#include "morphkv/keep_set.h"
 
 namespace morphkv {
 
@@ -25,6 +26,10 @@ constexpr EvictableRanks evictable_ranks(int rows, int n_sink, int protected_tai
 // rows.
 void choose_victims(std::span<const float> scores, EvictableRanks evictable, std::span<int> scratch,
                     std::span<int> out);
+
+// The rank of the one victim, by scores [slot] of the rows held: what choose_victims() finds by
+// rank. Overwrites the scores of slots that must not be chosen. There must be an evictable row.
+int choose_victim(const KeepSet& keep, EvictableRanks evictable, std::span<float> slot_scores);
 
 // places[rank] becomes the lower of what it was and the rank's place in the order of `scores`, best
 // first: 0 for the row that choose_victims() would evict last. `scratch` is at least as long.

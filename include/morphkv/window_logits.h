@@ -36,9 +36,8 @@ class WindowLogits {
   // Weights of query i (in [0, queries()), no particular order) on each slot; 0 for a slot not
   // held.
   const float* weights(int i) const { return weights_.data() + offset(i); }
-  // Sum of weights(i) over the slots below `slot_limit`, where all rows lie; what makes them
-  // probabilities for kKeys. 1 for kAttention. Mutates: a row whose reference has gone stale is
-  // taken anew from its logits.
+  // Sum of weights(i), which makes them probabilities for kKeys; 1 for kAttention. Mutates: a row
+  // whose reference has gone stale is taken anew from its logits. All rows lie below `slot_limit`.
   float normaliser(int i, int slot_limit);
   // share / normaliser(i, slot_limit) of every query.
   std::span<const float> factors(int slot_limit, float share);
@@ -62,6 +61,7 @@ class WindowLogits {
     return static_cast<std::size_t>(i) * static_cast<std::size_t>(stride_);
   }
   void refresh(int i, int slot_limit);
+  void empty(int slot);
 
   QuerySource source_;
   int window_;
@@ -72,6 +72,7 @@ class WindowLogits {
   std::vector<float> weights_;    // [query, slot] exp(logit - reference), or probabilities
   std::vector<float> logits_;     // [query, slot] kKeys only; -infinity for a slot not held
   std::vector<float> reference_;  // [query] subtracted from the logits
+  std::vector<double> sums_;      // [query] of the weights, kept up as rows come and go; kKeys only
   std::vector<int> query_slot_;   // [query] slot of the key that asks; kKeys only
   std::vector<float> factors_;    // [query] what factors() gives
   std::vector<float> column_;     // [query] a newcomer's logits, then its weights

@@ -13,7 +13,6 @@
 #define HWY_TARGET_INCLUDE "kernels/kernels.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets up the target that these are compiled for.
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -51,20 +50,24 @@ HWY_INLINE Vec load_first(const T* p, std::size_t count) {
   return load(lanes);
 }
 
-// Calls body(x + i, inout + i) for whole vectors, then once on a padded copy of what is left.
+// Calls body(x + i, inout + i) for whole vectors. The last one may overlap the one before: it is
+// made first, from what was there, and stored at the end. Less than a vector is padded.
 template <class Body>
 HWY_INLINE void for_each_vector(const float* x, std::size_t n, float* inout, const Body& body) {
   constexpr std::size_t kLanes = hn::MaxLanes(Floats());
-  std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) body(x + i, inout + i);
-  const std::size_t bytes = (n - i) * sizeof(float);
-  if (bytes == 0) return;
-  HWY_ALIGN float x_tail[kLanes] = {};
-  HWY_ALIGN float inout_tail[kLanes] = {};
-  std::memcpy(x_tail, x + i, bytes);
-  std::memcpy(inout_tail, inout + i, bytes);
-  body(x_tail, inout_tail);
-  std::memcpy(inout + i, inout_tail, bytes);
+  HWY_ALIGN float last[kLanes] = {};
+  if (n < kLanes) {
+    HWY_ALIGN float padded[kLanes] = {};
+    std::memcpy(padded, x, n * sizeof(float));
+    std::memcpy(last, inout, n * sizeof(float));
+    body(padded, last);
+    std::memcpy(inout, last, n * sizeof(float));
+    return;
+  }
+  std::memcpy(last, inout + n - kLanes, sizeof(last));
+  body(x + n - kLanes, last);
+  for (std::size_t i = 0; i + kLanes < n; i += kLanes) body(x + i, inout + i);
+  std::memcpy(inout + n - kLanes, last, sizeof(last));
 }
 
 // ------------------------------------------------------------------ dot_rows
@@ -217,7 +220,7 @@ HWY_INLINE Vec comparable(Vec v) {
   return hn::IfThenElse(hn::Eq(v, v), v, hn::Set(d, -std::numeric_limits<float>::infinity()));
 }
 
-int first_least(const float* x, int n) {
+float least_of(const float* x, int n) {
   const Floats d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   HWY_ALIGN float tail[hn::MaxLanes(Floats())];
@@ -228,13 +231,34 @@ int first_least(const float* x, int n) {
   for (int i = 0; i < whole; i += lanes) least = hn::Min(least, comparable(hn::LoadU(d, x + i)));
   HWY_ALIGN float of_lane[hn::MaxLanes(Floats())];
   hn::Store(least, d, of_lane);
-  const Vec wanted = hn::Set(d, *std::min_element(of_lane, of_lane + lanes));
-  for (int i = 0; i < whole; i += lanes) {
+  return *std::min_element(of_lane, of_lane + lanes);
+}
+
+int first_least(const float* x, int n) {
+  const Floats d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const float least = least_of(x, n);
+  const Vec wanted = hn::Set(d, least);
+  int i = 0;
+  for (; i + lanes <= n; i += lanes) {
     const auto first = hn::FindFirstTrue(d, hn::Eq(comparable(hn::LoadU(d, x + i)), wanted));
     if (first >= 0) return i + static_cast<int>(first);
   }
-  return whole +
-         static_cast<int>(hn::FindFirstTrue(d, hn::Eq(comparable(hn::Load(d, tail)), wanted)));
+  while (x[i] > least) ++i;  // NaN is not above
+  return i;
+}
+
+int index_of(int value, const int* x, int n) {
+  const hn::RebindToSigned<Floats> d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const auto wanted = hn::Set(d, value);
+  int i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto first = hn::FindFirstTrue(d, hn::Eq(hn::LoadU(d, x + i), wanted));
+    if (first >= 0) return i + static_cast<int>(first);
+  }
+  while (i < n && x[i] != value) ++i;
+  return i;
 }
 
 // Eight floats to a lane, as a tree of three roundings, then on in double: the length does not
@@ -263,25 +287,59 @@ float sum_of(const float* x, int n) {
   return static_cast<float>(result);
 }
 
-// The difference alone loses up to 4e-6 for far inputs, so what its rounding dropped (Knuth's
-// two-sum) is put back to first order: exp(s + e) = exp(s) + e * exp(s).
+// exp(s) = 2^q * exp(r) with |r| <= log(2) / 2. The difference alone loses up to 4e-6 for far
+// inputs, so what its rounding dropped (Knuth's two-sum) goes into r. Shorter than Highway's Exp,
+// which also takes what is denormal or above 88.
 HWY_INLINE Vec exp_of_difference(Vec v, Vec ref) {
   const Floats d;
-  const Vec zero_below = hn::Set(d, -104.0f);  // where Highway's Exp goes to zero
+  const hn::RebindToSigned<Floats> ints;
   const Vec s = hn::Sub(v, ref);
   const Vec minus_ref = hn::Sub(s, v);
   const Vec e = hn::Sub(hn::Sub(v, hn::Sub(s, minus_ref)), hn::Add(ref, minus_ref));
-  const Vec y = hn::Exp(d, s);
-  // e is NaN where v is -infinity; the comparison drops it.
-  return hn::IfThenElseZero(hn::Ge(s, zero_below), hn::MulAdd(y, e, y));
+
+  // Added to 1.5 * 2^23, a float is rounded to an integer, which is its last bits.
+  const Vec rounder = hn::Set(d, 0x1.8p23f);
+  const Vec rounded = hn::MulAdd(s, hn::Set(d, 1.44269504f), rounder);
+  const Vec q = hn::Sub(rounded, rounder);
+  // log(2) in two parts, the first short enough for an exact product.
+  const Vec near = hn::MulAdd(q, hn::Set(d, -0.693145751953125f), s);
+  const Vec r = hn::Add(hn::MulAdd(q, hn::Set(d, -1.428606765330187e-6f), near), e);
+
+  // exp(r) = 1 + r + r^2 * (minimax polynomial of degree 4), relative error 3e-9.
+  const Vec r2 = hn::Mul(r, r);
+  const Vec low = hn::MulAdd(r, hn::Set(d, 0.16666520401f), hn::Set(d, 0.49999993432f));
+  const Vec high = hn::MulAdd(r, hn::Set(d, 0.00836874465f), hn::Set(d, 0.04166839074f));
+  const Vec poly = hn::MulAdd(r2, hn::MulAdd(r2, hn::Set(d, 0.00138145423f), high), low);
+  const Vec y = hn::MulAdd(r2, poly, hn::Add(hn::Set(d, 1.0f), r));
+
+  const Vec scaled =
+      hn::BitCast(d, hn::Add(hn::BitCast(ints, y), hn::ShiftLeft<23>(hn::BitCast(ints, rounded))));
+  // Below this the exponent has no room; where v is -infinity, all of the above is NaN.
+  return hn::IfThenElseZero(hn::Ge(s, hn::Set(d, -87.0f)), scaled);
 }
 
-void exp_shifted(const float* x, int n, float reference, float* out) {
+double exp_shifted(const float* x, int n, float reference, float* out) {
   const Floats d;
+  const hn::ScalableTag<double> wide;
+  const hn::Rebind<float, decltype(wide)> half;
+  constexpr int kLanes = hn::MaxLanes(Floats());
   const Vec ref = hn::Set(d, reference);
-  for_each_vector(x, static_cast<std::size_t>(n), out, [&](const float* from, float* to) HWY_ATTR {
+  auto sum = hn::Zero(wide);
+  const auto step = [&](const float* from, float* to) HWY_ATTR {
     hn::StoreU(exp_of_difference(hn::LoadU(d, from), ref), d, to);
-  });
+    for (int part = 0; part < kLanes; part += static_cast<int>(hn::Lanes(wide)))
+      sum = hn::Add(sum, hn::PromoteTo(wide, hn::LoadU(half, to + part)));
+  };
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) step(x + i, out + i);
+  if (i < n) {
+    HWY_ALIGN float tail[kLanes];
+    std::fill_n(tail, kLanes, -std::numeric_limits<float>::infinity());
+    std::copy_n(x + i, n - i, tail);
+    step(tail, tail);
+    std::copy_n(tail, n - i, out + i);
+  }
+  return hn::GetLane(hn::SumOfLanes(wide, sum));
 }
 
 void exp_shifted_each(const float* x, int n, const float* references, float* out) {
@@ -293,34 +351,49 @@ void exp_shifted_each(const float* x, int n, const float* references, float* out
                   });
 }
 
-// acc[i] = fold(acc[i], factors[r], x[r, i]) over the rows, four vectors at a time.
+// out[i] = fold(acc[i], factors[r], x[r, i]) over the rows, for some vectors next to one another.
+template <int kVectors, class Fold>
+HWY_INLINE void fold_vectors(const ScaledRows& rows, int first, const float* acc, const Fold& fold,
+                             float* out) {
+  const Floats d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  Vec sums[kVectors];
+  MORPHKV_UNROLL
+  for (int v = 0; v < kVectors; ++v) sums[v] = hn::LoadU(d, acc + first + v * lanes);
+  for (int r = 0; r < rows.rows; ++r) {
+    const Vec factor = hn::Set(d, rows.factors[r]);
+    const float* x = rows.x + r * rows.stride + first;
+    MORPHKV_UNROLL
+    for (int v = 0; v < kVectors; ++v) sums[v] = fold(sums[v], factor, hn::LoadU(d, x + v * lanes));
+  }
+  MORPHKV_UNROLL
+  for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[v], d, out + v * lanes);
+}
+
+// acc[i] = fold(acc[i], factors[r], x[r, i]) over the rows. As in for_each_vector, the last vector
+// is made first.
 template <class Fold>
 HWY_INLINE void fold_rows(const ScaledRows& rows, int n, float* acc, const Fold& fold) {
   const Floats d;
   constexpr int kVectors = 4;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  int i = 0;
-  for (; i + kVectors * lanes <= n; i += kVectors * lanes) {
-    Vec sums[kVectors];
-    MORPHKV_UNROLL
-    for (int v = 0; v < kVectors; ++v) sums[v] = hn::LoadU(d, acc + i + v * lanes);
+  if (n < lanes) {
     for (int r = 0; r < rows.rows; ++r) {
       const Vec factor = hn::Set(d, rows.factors[r]);
-      const float* x = rows.x + r * rows.stride + i;
-      MORPHKV_UNROLL
-      for (int v = 0; v < kVectors; ++v)
-        sums[v] = fold(sums[v], factor, hn::LoadU(d, x + v * lanes));
+      for_each_vector(rows.x + r * rows.stride, static_cast<std::size_t>(n), acc,
+                      [&](const float* from, float* to) HWY_ATTR {
+                        hn::StoreU(fold(hn::LoadU(d, to), factor, hn::LoadU(d, from)), d, to);
+                      });
     }
-    MORPHKV_UNROLL
-    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[v], d, acc + i + v * lanes);
+    return;
   }
-  for (int r = 0; r < rows.rows; ++r) {
-    const Vec factor = hn::Set(d, rows.factors[r]);
-    for_each_vector(rows.x + r * rows.stride + i, static_cast<std::size_t>(n - i), acc + i,
-                    [&](const float* from, float* to) HWY_ATTR {
-                      hn::StoreU(fold(hn::LoadU(d, to), factor, hn::LoadU(d, from)), d, to);
-                    });
-  }
+  HWY_ALIGN float last[hn::MaxLanes(Floats())];
+  fold_vectors<1>(rows, n - lanes, acc, fold, last);
+  int i = 0;
+  for (; i + kVectors * lanes <= n; i += kVectors * lanes)
+    fold_vectors<kVectors>(rows, i, acc, fold, acc + i);
+  for (; i + lanes < n; i += lanes) fold_vectors<1>(rows, i, acc, fold, acc + i);
+  hn::StoreU(hn::Load(d, last), d, acc + n - lanes);
 }
 
 void add_scaled(const ScaledRows& rows, int n, float* acc) {
@@ -403,7 +476,9 @@ void prefetch(std::span<const std::byte> bytes) {
 
 HWY_EXPORT(dot_rows);
 HWY_EXPORT(max_of);
+HWY_EXPORT(least_of);
 HWY_EXPORT(first_least);
+HWY_EXPORT(index_of);
 HWY_EXPORT(sum_of);
 HWY_EXPORT(exp_shifted);
 HWY_EXPORT(exp_shifted_each);
@@ -415,10 +490,12 @@ HWY_EXPORT(target_name);
 
 void dot_rows(const DotRowsArgs& args) { HWY_DYNAMIC_DISPATCH(dot_rows)(args); }
 float max_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(max_of)(x, n); }
+float least_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(least_of)(x, n); }
 int first_least(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(first_least)(x, n); }
+int index_of(int value, const int* x, int n) { return HWY_DYNAMIC_DISPATCH(index_of)(value, x, n); }
 float sum_of(const float* x, int n) { return HWY_DYNAMIC_DISPATCH(sum_of)(x, n); }
-void exp_shifted(const float* x, int n, float reference, float* out) {
-  HWY_DYNAMIC_DISPATCH(exp_shifted)(x, n, reference, out);
+double exp_shifted(const float* x, int n, float reference, float* out) {
+  return HWY_DYNAMIC_DISPATCH(exp_shifted)(x, n, reference, out);
 }
 void exp_shifted(const float* x, int n, const float* references, float* out) {
   HWY_DYNAMIC_DISPATCH(exp_shifted_each)(x, n, references, out);

@@ -29,15 +29,22 @@ void dot_rows(const DotRowsArgs& args);
 // Largest of x[0, n); -infinity when n == 0.
 float max_of(const float* x, int n);
 
+// Least of x[0, n), NaN counting as -infinity; infinity when n == 0.
+float least_of(const float* x, int n);
+
 // Index of the first of the least values of x[0, n), n >= 1. NaN counts as -infinity.
 int first_least(const float* x, int n);
+
+// Index of the first of x[0, n) that is `value`; n if none is.
+int index_of(int value, const int* x, int n);
 
 // Sum of x[0, n): relative error below 1e-6 for values >= 0, however many.
 float sum_of(const float* x, int n);
 
 // out[i] = exp(x[i] - reference) for finite reference, relative error below 2e-6 where that is at
 // least 1e-37; less gives 0 or nearly 0, -infinity exactly 0, reference exactly 1. out may be x.
-void exp_shifted(const float* x, int n, float reference, float* out);
+// Returns the sum of out, in double. What is more than 88 above the reference gives anything.
+double exp_shifted(const float* x, int n, float reference, float* out);
 // The same with a reference for each.
 void exp_shifted(const float* x, int n, const float* references, float* out);
 

@@ -34,7 +34,7 @@ class H2oHead final : public HeadPolicy {
     }
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
-    by_rank(keep, total_.data(), scores);
+    std::copy_n(total_.data(), keep.held().limit(), scores.data());
   }
   void move(int from, int to) override { total_.move(from, to); }
   void shift(int first, int last, int by) override { total_.shift(first, last, by); }
@@ -62,7 +62,8 @@ std::unique_ptr<Policy> make_h2o(const CacheConfig& config) {
                    .needs_queries = !keys,
                    .every_query = !keys,
                    .evicts_per_token = keys,
-                   .pools = true},
+                   .pools = true,
+                   .by_slot = true},
       [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
         return std::make_unique<H2oHead>(c, max_slots);
       });

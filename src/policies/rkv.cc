@@ -33,15 +33,17 @@ class RkvHead final : public HeadPolicy {
     keys_.append(keep, rows, first, count, ws);
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
-    window_->score(keep, scores, ws);
+    window_->score(keep, ws.slot_scores, ws);
+    by_rank(keep, ws.slot_scores.data(), scores);
     pool_scores(pool_, scores, ws.pooled);
     const int rows = keep.size();
     float* redundancy = ws.pooled.data();
     for (int rank = 0; rank < rows; ++rank) {
       redundancy[rank] = keys_.mean_cosine_with_others(keep.slots()[rank], rows);
     }
-    kernels::exp_shifted(redundancy, rows, kernels::max_of(redundancy, rows), redundancy);
-    const float repeats = (1.0f - kLambda) / kernels::sum_of(redundancy, rows);
+    const double all =
+        kernels::exp_shifted(redundancy, rows, kernels::max_of(redundancy, rows), redundancy);
+    const float repeats = (1.0f - kLambda) / static_cast<float>(all);
     const float sum = kernels::sum_of(scores.data(), rows);
     const float matters = sum > 0.0f ? kLambda / sum : 0.0f;
     for (int rank = 0; rank < rows; ++rank) {
@@ -97,8 +99,10 @@ class RkvHead final : public HeadPolicy {
 }  // namespace
 
 std::unique_ptr<Policy> make_rkv(const CacheConfig& config) {
+  PolicyTraits traits = window_traits(config.queries);
+  traits.by_slot = false;
   return std::make_unique<NamedPolicy>(
-      config, window_traits(config.queries),
+      config, traits,
       [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
         return std::make_unique<RkvHead>(c, max_slots);
       });

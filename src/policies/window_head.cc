@@ -17,8 +17,8 @@ class WindowHead : public HeadPolicy {
   WindowHead(const WindowRule& rule, int max_slots)
       : source_(rule.source), fusion_(rule.fusion), window_(rule.source, rule.window, max_slots) {}
 
-  void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
-    fuse_window(window_, fusion_, keep, ws.slot_scores, scores);
+  void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
+    fuse_window(window_, fusion_, keep.held().limit(), scores);
   }
   // Each token of the guide asks as a token of the window would, with its query or its stored key.
   // A row counts as much as the token and query head that looks at it most: a question has words
@@ -126,7 +126,7 @@ std::unique_ptr<HeadPolicy> make_window_head(const WindowRule& rule, int max_slo
 
 PolicyTraits window_traits(QuerySource source) {
   const bool keys = source == QuerySource::kKeys;
-  return {.needs_keys = true, .needs_queries = !keys, .evicts_per_token = keys};
+  return {.needs_keys = true, .needs_queries = !keys, .evicts_per_token = keys, .by_slot = true};
 }
 
 }  // namespace morphkv::policies
