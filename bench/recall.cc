@@ -2,7 +2,7 @@
 // at the end, the same prompts for every arm. One line of JSON per answer, appended; a run goes on
 // where the last one ended. bench/recall_table.py sums them up.
 //
-// A text: `--tokens` of prose (tests/prose.h) with `--facts` sentences "The code of the blue locker
+// A text: `--tokens` of prose (eval/prose.h) with `--facts` sentences "The code of the blue locker
 // is 4817." at evenly spread depths; a single one lies at another depth in each text. The question:
 // "What is the code of the blue locker?", and the beginning of the answer. Greedy. The wording was
 // chosen with the full cache alone: of six, the one with which it finds eight of eight in text 0.
@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "../tests/prose.h"
+#include "../eval/prose.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/policy.h"
@@ -33,8 +33,8 @@ namespace {
 using namespace morphkv;             // NOLINT
 using namespace morphkv::llama_cpp;  // NOLINT
 using Json = nlohmann::ordered_json;
-using test::Prose;
-using test::Sentences;
+using eval::Prose;
+using eval::Sentences;
 
 constexpr std::array kThings = {"blue locker", "garden gate", "wine cellar", "post box",
                                 "boat house",  "bank safe",   "school bell", "bicycle shed"};
@@ -72,7 +72,7 @@ Question question_of(const llama_model* model, const Task& task, int document, i
   Prose prose(1000 + static_cast<std::uint64_t>(document));
   Sentences text;
   const auto wanted = static_cast<std::size_t>(task.tokens - 40 - 15 * task.facts);
-  while (count_tokens(model, test::join(text)) < wanted) {
+  while (count_tokens(model, eval::join(text)) < wanted) {
     if (!text.empty()) text.emplace_back();
     for (std::string& sentence : prose.paragraph()) text.push_back(std::move(sentence));
   }
@@ -92,7 +92,7 @@ Question question_of(const llama_model* model, const Task& task, int document, i
     asked.question = "Question: What is the code of the " + thing + "?\nAnswer: The code of the " +
                      thing + " is";
   }
-  asked.text = test::join(text);
+  asked.text = eval::join(text);
   return asked;
 }
 

@@ -9,10 +9,9 @@ namespace morphkv::eval {
 
 const std::vector<Task>& tasks() {
   static const std::vector<Task> kTasks = {
-      passkey_task(),     number_string_task(),     multi_key_task(),         multi_value_task(),
-      multi_query_task(), variable_tracking_task(), common_words_task(),      key_value_task(),
-      few_shot_task(),    instructions_task(),      list_continuation_task(), repetition_task(),
-      long_output_task(),
+      passkey_task(),      number_string_task(),     multi_key_task(),
+      multi_value_task(),  common_words_task(),      few_shot_task(),
+      instructions_task(), list_continuation_task(), repetition_task(),
   };
   return kTasks;
 }

@@ -13,14 +13,16 @@
 #include <string_view>
 #include <vector>
 
+#include "../eval/prose.h"
 #include "model_support.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
-#include "prose.h"
 
 namespace morphkv::test {
 namespace {
 
+using eval::Prose;
+using eval::Sentences;
 using llama_cpp::Prefill;
 using llama_cpp::Session;
 using llama_cpp::SessionOptions;
@@ -39,7 +41,7 @@ std::vector<llama_token> prompt_of(std::size_t index) {
   const Document& document = kDocuments[index];
   Prose prose(100 + index);
   Sentences text;
-  while (tokens_of(test_model(), join(text)).size() < kTextTokens) {
+  while (tokens_of(test_model(), eval::join(text)).size() < kTextTokens) {
     if (!text.empty()) text.emplace_back();
     for (std::string& sentence : prose.paragraph()) text.push_back(std::move(sentence));
   }
@@ -50,7 +52,7 @@ std::vector<llama_token> prompt_of(std::size_t index) {
   const std::string question =
       "\n\nQuestion: Which code opens the blue locker?"
       "\nAnswer: The blue locker opens with the code";
-  return llama_cpp::tokenize(test_model(), join(text) + question, true);
+  return llama_cpp::tokenize(test_model(), eval::join(text) + question, true);
 }
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }

@@ -9,14 +9,10 @@ Task passkey_task();
 Task number_string_task();
 Task multi_key_task();
 Task multi_value_task();
-Task multi_query_task();
-Task variable_tracking_task();
 Task common_words_task();
-Task key_value_task();
 Task few_shot_task();
 Task instructions_task();
 Task list_continuation_task();
 Task repetition_task();
-Task long_output_task();
 
 }  // namespace morphkv::eval

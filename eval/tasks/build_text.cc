@@ -74,4 +74,6 @@ std::vector<std::string> draw_things(Random& random) {
   return things;
 }
 
+std::string code_of(std::string_view thing) { return "Code " + std::string(thing) + ": \""; }
+
 }  // namespace morphkv::eval

@@ -41,4 +41,15 @@ std::vector<std::string> draw_codes(Random& random, std::size_t n, int digits);
 inline constexpr std::size_t kManyThings = 8;
 std::vector<std::string> draw_things(Random& random);
 
+// How codes of several things are told and asked for. A small model mixes them up unless an example
+// that stands in the opening shows how to answer.
+inline constexpr std::string_view kCodesOpening =
+    "Some codes are hidden in the following text. Remember them: you will be asked for them at the "
+    "end. Code north tower: \"5308\".";
+inline constexpr std::string_view kCodesExample =
+    "\n\nQuestion: What is the code north tower?\nAnswer: Code north tower: \"5308\".";
+
+// `Code blue locker: "`; the code and `".` follow.
+std::string code_of(std::string_view thing);
+
 }  // namespace morphkv::eval

@@ -11,7 +11,10 @@ namespace {
 
 constexpr std::string_view kName = "instructions";
 constexpr std::string_view kOpening =
-    "Follow these orders at the end of the text.";
+    "Orders are given in the following text. Remember them: you will be asked for them at the end. "
+    "The title to use is \"Report\".";
+constexpr std::string_view kExample =
+    "\n\nQuestion: What is the title to use?\nAnswer: The title to use is \"Report\".";
 
 struct Order {
   std::string_view what;
@@ -36,8 +39,9 @@ Document document(std::uint64_t number, int tokens, const CountTokens& count) {
     const std::string value(order.values[random.below(order.values.size())]);
     const std::string sentence = "The " + std::string(order.what) + " to use is";
     facts.push_back({sentence + " \"" + value + "\".", 0.0});
-    out.questions.push_back({.text = "\n\nQuestion: What is the " + std::string(order.what) +
-                                     " to use?\nAnswer: " + sentence + " \"",
+    out.questions.push_back({.text = std::string(kExample) + "\n\nQuestion: What is the " +
+                                     std::string(order.what) + " to use?\nAnswer: " + sentence +
+                                     " \"",
                              .answer = {value},
                              .depth = 0.0});
   }

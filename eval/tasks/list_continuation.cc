@@ -1,6 +1,5 @@
-// List continuation: numbered lines with names that come round in a fixed order, to be gone on
-// with. The prompt shows the round one and a half times; a line is right when number and name are.
-// The score is the share of the asked lines that are right before the first wrong one.
+// List continuation: numbered lines, "Item 41: box 41", to be gone on with. The score is the share
+// of the asked lines that are right before the first wrong one.
 #include <array>
 
 #include "all.h"
@@ -10,34 +9,29 @@ namespace morphkv::eval {
 namespace {
 
 constexpr std::string_view kName = "list-continuation";
-constexpr std::array<std::string_view, 20> kNames = {
-    "Anna", "Ben",  "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Ida",  "Jack",
-    "Kate", "Leo",  "Maria", "Nina",  "Oscar", "Paul", "Rosa",  "Sam",   "Tina", "Victor"};
-constexpr std::size_t kRound = 12;
-constexpr std::size_t kShown = 30;      // lines of the prompt
-constexpr std::size_t kAsked = 80;      // lines of the continuation
-constexpr int kTokensOfLine = 10;       // more than any takes when digits are tokens
+constexpr std::array<std::string_view, 6> kBoxes = {"box",    "crate", "basket",
+                                                    "barrel", "sack",  "case"};
+constexpr std::size_t kShown = 20;  // lines of the prompt
+constexpr std::size_t kAsked = 60;  // lines of the continuation
+constexpr int kTokensOfLine = 14;   // with a token for each digit
 
-using Round = std::vector<std::string_view>;
-
-std::string line(const Round& round, std::size_t i) {
-  return std::to_string(i + 1) + ". " + std::string(round[i % round.size()]) + "\n";
+std::string line(std::string_view box, std::size_t item) {
+  const std::string number = std::to_string(item);
+  return "Item " + number + ": " + std::string(box) + " " + number + "\n";
 }
 
 Continuation continuation(std::uint64_t number) {
   Random random(seed_of(kName, number));
-  Deck deck(kNames.size());
-  Round round;
-  while (round.size() < kRound) round.push_back(kNames[deck.deal(random)]);
-  std::string prompt =
-      "The people of the house clean the stairs in turns, always in the same order.\n\n";
-  for (std::size_t i = 0; i < kShown; ++i) prompt += line(round, i);
+  const std::string_view box = kBoxes[random.below(kBoxes.size())];
+  const std::size_t first = 10 + random.below(50);
+  std::string prompt = "What lies in the store of the harbour, item by item.\n\n";
+  for (std::size_t i = 0; i < kShown; ++i) prompt += line(box, first + i);
   prompt.pop_back();  // the model begins with the line's end
-  const auto judge = [round](std::string_view generated) -> std::map<std::string, double> {
+  const auto judge = [box, first](std::string_view generated) -> std::map<std::string, double> {
     if (generated.starts_with('\n')) generated.remove_prefix(1);
     std::size_t right = 0;
     while (right < kAsked) {
-      const std::string expected = line(round, kShown + right);
+      const std::string expected = line(box, first + kShown + right);
       if (!generated.starts_with(expected)) break;
       generated.remove_prefix(expected.size());
       ++right;
@@ -54,8 +48,7 @@ Continuation continuation(std::uint64_t number) {
 }  // namespace
 
 Task list_continuation_task() {
-  return {kName, "numbered lines whose names come round, gone on with", "long output", nullptr,
-          continuation};
+  return {kName, "numbered lines, gone on with", "long output", nullptr, continuation};
 }
 
 }  // namespace morphkv::eval

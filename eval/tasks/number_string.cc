@@ -1,5 +1,5 @@
 // Number string (the "numbers" of RULER's needles, Hsieh et al. 2024, arXiv 2404.06654): as
-// passkey, but ten digits, with hyphens between them so that every tokenizer takes them one by one.
+// passkey, but ten digits.
 #include "all.h"
 #include "build_text.h"
 
@@ -17,17 +17,13 @@ Document document(std::uint64_t number, int tokens, const CountTokens& count) {
   require_tokens(kName, tokens);
   const std::uint64_t seed = seed_of(kName, number);
   Random random(seed);
-  const std::string code = draw_codes(random, 1, kDigits)[0];
-  std::string digits;
-  for (const char digit : code) {
-    if (!digits.empty()) digits += '-';
-    digits += digit;
-  }
+  const std::string digits = draw_codes(random, 1, kDigits)[0];
   const double depth = static_cast<double>(number % kDepths) / static_cast<double>(kDepths - 1);
-  return {build_text(seed, tokens, count, kOpening, {{"The long number is " + digits + ".", depth}}),
-          {{.text = "\n\nQuestion: What is the long number?\nAnswer: The long number is",
-            .answer = {" " + digits},
-            .depth = depth}}};
+  return {
+      build_text(seed, tokens, count, kOpening, {{"The long number is " + digits + ".", depth}}),
+      {{.text = "\n\nQuestion: What is the long number?\nAnswer: The long number is",
+        .answer = {" " + digits},
+        .depth = depth}}};
 }
 
 }  // namespace

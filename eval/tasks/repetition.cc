@@ -14,9 +14,9 @@ namespace morphkv::eval {
 namespace {
 
 constexpr std::string_view kName = "repetition";
-constexpr std::size_t kRun = 10;        // words
-constexpr int kParagraphs = 3;          // of the prompt
-constexpr int kGenerated = 800;         // tokens
+constexpr std::size_t kRun = 10;          // words
+constexpr int kParagraphs = 3;            // of the prompt
+constexpr int kGenerated = 800;           // tokens
 constexpr std::size_t kLeastWords = 200;  // a text that ends earlier is scored for its length too
 
 // Letters and digits in lower case; all else separates.
