@@ -24,6 +24,7 @@ double divergence(std::span<const float> p_logits, const Odds& p, std::span<cons
   double sum = 0.0;
   for (std::size_t i = 0; i < p_logits.size(); ++i) {
     const double log_p = p_logits[i] - p.log_sum;
+    if (std::isinf(log_p)) continue;  // never said
     sum += std::exp(log_p) * (log_p - (q_logits[i] - q.log_sum));
   }
   return std::max(0.0, sum);

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "describe_run.h"
 #include "engine_log.h"
+#include "judge.h"
 #include "lane.h"
 #include "options.h"
 #include "page.h"
@@ -39,6 +41,7 @@ struct EvalOptions {
   std::vector<std::string> arms;
   std::vector<int> budgets;
   std::vector<std::string> texts;
+  std::string exported;
   Plan plan;
   int n_gpu_layers = -1;
   bool quick = false;
@@ -156,6 +159,30 @@ Plan plan_of(const EvalOptions& o) {
   return plan;
 }
 
+// The questions as JSON lines. Lengths are counted in tokens of the model.
+void export_questions(const llama_model* model, const Plan& plan, const std::string& path) {
+  const CountTokens count = [&](std::string_view text) {
+    return tokens_of(model, text, false).size();
+  };
+  std::string lines;
+  for (int number = plan.first_document; number < plan.first_document + plan.documents; ++number) {
+    for (const Task* task : plan.tasks) {
+      if (!task->document) continue;
+      const Document document =
+          task->document(static_cast<std::uint64_t>(number), plan.tokens, count);
+      for (std::size_t q = 0; q < document.questions.size(); ++q) {
+        const Question& question = document.questions[q];
+        const nlohmann::ordered_json line = {
+            {"task", task->name},     {"tokens", plan.tokens},     {"document", number},
+            {"question", q},          {"depth", question.depth},   {"text", document.text},
+            {"asked", question.text}, {"answer", question.answer}, {"choices", question.choices}};
+        lines += line.dump() + "\n";
+      }
+    }
+  }
+  write_file(path, lines);
+}
+
 std::string today() {
   const std::time_t now = std::time(nullptr);
   std::array<char, 16> text{};
@@ -234,6 +261,11 @@ EvalCommand::EvalCommand(CLI::App& app)
   add_number(command_, "-t,--threads", plan.threads, 1, 1024, "threads");
   add_number(command_, "--n-gpu-layers,--gpu-layers", o.n_gpu_layers, -1, kMaxTokens,
              "(-ngl) layers on a GPU, if there is one; -1 = all");
+  command_
+      ->add_option(
+          "--export", o.exported,
+          "write documents, questions and answers to this file, for other programs, and end")
+      ->type_name("FILE");
   command_->add_flag("--quick", o.quick, "a small version, in under 15 minutes on 2 cores");
   command_->add_flag("--list", o.list, "show tasks, texts and arms, and end");
   command_->add_flag("-v,--verbose", o.verbose, "show the engine's log");
@@ -257,12 +289,17 @@ int EvalCommand::run() {
                  command_->count("--text-tokens") > 0);
     }
     const Plan plan = plan_of(o);
-    std::filesystem::create_directories(o.out);
+    if (!o.exported.empty()) require_writable(o.exported);
     install_interrupt();
     llama_backend_init();
     const llama_cpp::ModelPtr model = load_weights(o.model, o.n_gpu_layers);
     if (!model) return 130;
     log.opened();
+    if (!o.exported.empty()) {
+      export_questions(model.get(), plan, o.exported);
+      return 0;
+    }
+    std::filesystem::create_directories(o.out);
     Results results(o.out + "/trials.jsonl", describe_run(model.get(), o.model));
     if (!results.trials().empty()) {
       std::fprintf(stderr, "going on with %zu trials in %s/trials.jsonl\n", results.trials().size(),
