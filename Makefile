@@ -5,7 +5,7 @@ TOOL := build/release/morphkv
 FIGURES := docs/data/performance
 SOURCE_DIRS := include src integrations apps eval tests bench examples python
 
-.PHONY: help setup configure build demo model test test-reference bench format tidy clean
+.PHONY: help setup configure build demo model test test-reference bench eval eval-full format tidy clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -54,6 +54,14 @@ bench: build ## run the benchmarks and write docs/performance.md
 	"$$python" bench/openvino_speed.py -m "$$(scripts/setup model)" -f examples/demo_prompt.txt \
 	  --json $(FIGURES)/openvino_speed.json && \
 	"$$python" bench/performance_page.py
+
+eval: build ## measure what is remembered, a small version (15 minutes): build/eval/report.html
+	@$(TOOL) eval -m "$$(scripts/setup model)" -o build/eval --quick -t "$$(nproc)"
+
+eval-full: build ## the published one: docs/quality.md (hours; goes on where it ended)
+	@eval/publish "$$(scripts/setup model)" docs/data/quality/smollm2 \
+	  whole stream guided short text long openvino -- -t "$$(nproc)"
+	@python3 eval/quality_tables.py docs/quality.md
 
 format: ## format the sources in place
 	@find $(SOURCE_DIRS) -name '*.h' -o -name '*.cc' | xargs clang-format -i

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "morphkv/policy.h"
+#include "morphkv/profile.h"
 
 namespace morphkv::eval {
 namespace {
@@ -23,12 +24,15 @@ int number(const std::string& arm, const std::string& key, std::string_view text
   return value;
 }
 
-// What the policies' papers use, and morphkv what `morphkv run` uses.
+// What the policies' papers use, and morphkv what the default profile uses.
 Arm defaults_of(const std::string& policy) {
   Arm arm;
+  if (policy == default_profile().cache.policy) {
+    arm.cache = default_profile().cache;
+    return arm;
+  }
   arm.cache.policy = policy;
   arm.cache.queries = QuerySource::kAttention;
-  if (policy == "morphkv") arm.cache.pool = 11;
   if (policy == "snapkv") {
     arm.cache.window = 32;
     arm.cache.pool = 7;

@@ -10,16 +10,11 @@
 
 namespace morphkv::eval {
 
-// Asks for what any question may ask for.
-inline constexpr std::string_view kGeneralGuide =
-    "\n\nQuestion: What are the names, numbers, codes, keys, values and other facts that the text "
-    "wants me to remember?\nAnswer: The";
-
 struct Arm {
   std::string name;        // the specification
   CacheConfig cache;       // but for the budget
   int recent_percent = 0;      // of the budget; 0 = cache.recent
-  bool general_guide = false;  // a document whose question is not known is read with kGeneralGuide
+  bool general_guide = false;  // a document whose question is not known is read with the profile chat's guide
 };
 
 // "POLICY [key=value ...]": keys queries (attention, keys), window, pool, fuse (mean, max), sinks,

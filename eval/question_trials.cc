@@ -13,6 +13,7 @@
 #include "harness.h"
 #include "judge.h"
 #include "morphkv/llama_cpp/session.h"
+#include "morphkv/profile.h"
 
 namespace morphkv::eval {
 namespace {
@@ -38,7 +39,7 @@ class Questions {
     };
     document_ = task.document(static_cast<std::uint64_t>(number), harness.plan().tokens, count);
     text_ = tokens_of(model, document_.text, true);
-    general_guide_ = tokens_of(model, kGeneralGuide, false);
+    general_guide_ = tokens_of(model, find_profile("chat").guide_text, false);
     for (const Question& question : document_.questions) {
       asked_.push_back(tokens_of(model, question));
       std::size_t tokens = asked_.back().question.size();

@@ -89,7 +89,11 @@ void HeadRetention::guide(const NewRows& guide, Workspace& ws) {
   const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(keep_.size()));
   policy_->score_by_guide(keep_, guide, scores, ws);
   if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
-  // Protected rows take no place: a guide that looks at them would lose its share of the others.
+  improve_places_by(scores, ws);
+}
+
+// Protected rows take no place: a guide that looks at them would lose its share of the others.
+void HeadRetention::improve_places_by(std::span<const float> scores, Workspace& ws) {
   const EvictableRanks ranked = evictable(keep_.size());
   const auto first = static_cast<std::size_t>(ranked.first);
   const auto count = static_cast<std::size_t>(ranked.last - ranked.first);
@@ -131,6 +135,10 @@ void HeadRetention::choose(std::span<int> ranks, Workspace& ws) {
   const EvictableRanks may_leave = evictable(keep_.size());
   const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(keep_.size()));
   if (!places_.empty()) {
+    if (traits_.beside_guides) {
+      policy_->score(keep_, scores, ws);
+      improve_places_by(scores, ws);
+    }
     std::transform(places_.begin(), places_.end(), scores.begin(),
                    [](int place) { return -static_cast<float>(place); });
     places_.clear();

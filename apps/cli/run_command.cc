@@ -36,6 +36,7 @@ struct RunOptions {
   std::int64_t seed = -1;  // negative = a random one
   bool chat = false;
   bool pin_system = false;
+  std::string profile_guide;  // a text that guides beside the prompt's end
   bool prefill_given = false;
   bool verbose = false;
 };
@@ -75,10 +76,35 @@ void add_input_options(CLI::App* app, RunOptions& o) {
   group->add_flag("-v,--verbose", o.verbose, "show the engine's log");
 }
 
+void use_profile(const Profile& profile, RunOptions& o) {
+  o.session.evictor.cache = profile.cache;
+  o.session.prefill = profile.prefill;
+  o.profile_guide = profile.guide_text;
+}
+
 void add_cache_options(CLI::App* app, RunOptions& o) {
   SessionOptions& s = o.session;
   CacheConfig& c = s.evictor.cache;
   auto* group = app->add_option_group("Cache", "What each KV head keeps");
+  // The first of the group, so that the options after it have the last word.
+  std::string names;
+  for (const Profile& profile : profiles()) {
+    names += (names.empty() ? "" : "; ") + std::string(profile.name) + ": " +
+             std::string(profile.why);
+  }
+  group
+      ->add_option_function<std::string>(
+          "--profile",
+          [&o](const std::string& name) {
+            try {
+              use_profile(find_profile(name), o);
+            } catch (const std::invalid_argument& error) {
+              throw CLI::ValidationError("--" + std::string(error.what()));
+            }
+          },
+          "defaults of the options below. " + names)
+      ->type_name("WORD")
+      ->default_str(std::string(default_profile().name));
   add_number(group, "--budget", c.budget, 1, kMaxBudget, "rows per KV head and layer");
   add_number(group, "--sinks", c.n_sink, 0, kMaxBudget, "first positions that are never evicted");
   add_number(group, "--window", c.window, 1, kMaxBudget,
@@ -199,9 +225,10 @@ std::string sinks_text(const llama_model* model, std::span<const llama_token> pr
 struct PreparedPrompt {
   std::vector<llama_token> tokens;
   std::vector<std::vector<llama_token>> guides;
+  bool end_guides_too = false;
   std::size_t question = 0;
 
-  Prompt view() const { return {tokens, guides, question}; }
+  Prompt view() const { return {tokens, guides, end_guides_too, question}; }
 };
 
 void check_combinations(const RunOptions& o) {
@@ -294,7 +321,12 @@ PreparedPrompt prepare(RunOptions& o) {
     prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);
   }
   const llama_vocab* vocab = llama_model_get_vocab(model);
-  for (const std::string& text : o.guide_texts) {
+  std::vector<std::string> guide_texts = o.guide_texts;
+  if (guide_texts.empty() && !o.profile_guide.empty()) {
+    guide_texts.push_back(o.profile_guide);
+    prompt.end_guides_too = true;
+  }
+  for (const std::string& text : guide_texts) {
     std::vector<llama_token> guide = tokenize(model, text, false);
     // A guide is read in the middle of a text.
     if (llama_vocab_get_add_bos(vocab) && guide.size() > 1) guide.erase(guide.begin());
@@ -304,7 +336,6 @@ PreparedPrompt prepare(RunOptions& o) {
   return prompt;
 }
 
-// Null when it was interrupted.
 // Standard output, written through at once, until the first failure.
 class Output {
  public:
@@ -373,8 +404,7 @@ RunCommand::RunCommand(CLI::App& app)
       options_(std::make_unique<RunOptions>()) {
   // Otherwise the defaults of CacheConfig: trained models are scored by their own queries, with
   // neighbours.
-  options_->session.evictor.cache.queries = QuerySource::kAttention;
-  options_->session.evictor.cache.pool = 11;
+  use_profile(default_profile(), *options_);
   add_input_options(command_, *options_);
   add_cache_options(command_, *options_);
   add_engine_options(command_, *options_);

@@ -27,6 +27,7 @@ struct PolicyTraits {
   bool pools = false;    // scores mean importance, so neighbours lend theirs (config.pool) whenever
                          // they are asked for; a policy may also pool on its own
   bool guided = false;   // rows can be scored by a guide (HeadPolicy::score_by_guide)
+  bool beside_guides = false;  // its own score counts as one guide more when guides have asked
   bool by_slot = false;  // score() writes scores[slot]: one victim is then found without the order
                          // of the ranks
 };

@@ -69,6 +69,8 @@ class HeadRetention {
   void evict_to_budget(const RowsView* keys, Workspace& workspace);
   // Writes the ranks that leave, ascending.
   void choose(std::span<int> ranks, Workspace& workspace);
+  // Each rank's place by these scores, or a better one that it has already.
+  void improve_places_by(std::span<const float> scores, Workspace& workspace);
   EvictableRanks evictable(int rows) const;
 
   CacheConfig config_;

@@ -83,18 +83,6 @@ std::string_view to_string(FinishReason reason) {
   return "";
 }
 
-std::string_view to_string(Prefill prefill) {
-  switch (prefill) {
-    case Prefill::kGuided:
-      return "guided";
-    case Prefill::kStream:
-      return "stream";
-    case Prefill::kWhole:
-      return "whole";
-  }
-  return "";
-}
-
 void check_prompt(const Prompt& prompt, const SessionOptions& options, int trained_length) {
   const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
   const std::size_t tokens = prompt.tokens.size();
@@ -211,7 +199,7 @@ int Session::plan_guides(const Prompt& prompt) {
   const auto question = static_cast<int>(prompt.tokens.size() - prompt.question);
   tail_ =
       std::clamp(options_.guide > 0 ? options_.guide : usual, 1, std::min(question, micro_batch));
-  int longest = prompt.guides.empty() ? tail_ : 0;
+  int longest = prompt.guides.empty() || prompt.end_guides_too ? tail_ : 0;
   for (const auto& guide : prompt.guides) {
     longest = std::max(longest, static_cast<int>(guide.size()));
   }
@@ -285,9 +273,10 @@ void Session::report_progress(std::size_t done, std::size_t total) const {
 // its own tokens ask.
 bool Session::read_guided(const Prompt& prompt) {
   const int total = static_cast<int>(prompt.tokens.size());
-  const std::vector<std::vector<llama_token>> own_end = {
-      {prompt.tokens.end() - tail_, prompt.tokens.end()}};
-  const auto& guides = prompt.guides.empty() ? own_end : prompt.guides;
+  std::vector<std::vector<llama_token>> guides = prompt.guides;
+  if (prompt.guides.empty() || prompt.end_guides_too) {
+    guides.emplace_back(prompt.tokens.end() - tail_, prompt.tokens.end());
+  }
   for (int done = 0; done < total;) {
     report_progress(done, total);
     const int rest = total - done;

@@ -50,6 +50,11 @@ class RkvHead final : public HeadPolicy {
       scores[rank] = matters * scores[rank] - repeats * redundancy[rank];
     }
   }
+  void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
+                      Workspace& ws) override {
+    window_->score_by_guide(keep, guide, scores, ws);
+    pool_scores(pool_, scores, ws.pooled);
+  }
   void prefetch(int slot_limit) const override { window_->prefetch(slot_limit); }
   void erase(int slot) override {
     window_->erase(slot);
@@ -101,6 +106,8 @@ class RkvHead final : public HeadPolicy {
 std::unique_ptr<Policy> make_rkv(const CacheConfig& config) {
   PolicyTraits traits = window_traits(config.queries);
   traits.by_slot = false;
+  traits.guided = true;
+  traits.beside_guides = true;
   return std::make_unique<NamedPolicy>(
       config, traits,
       [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {

@@ -24,6 +24,7 @@
 
 #include "morphkv/config.h"
 #include "morphkv/keep_set.h"
+#include "morphkv/profile.h"
 #include "morphkv/snapshot.h"
 
 namespace morphkv::llama_cpp {
@@ -41,7 +42,7 @@ class EngineError : public std::runtime_error {
 };
 
 struct EvictorOptions {
-  CacheConfig cache;
+  CacheConfig cache = default_profile().cache;
   // Overwrite the rows of freed cells with 3e4, to show that nobody reads them. Unset: only when
   // the library was built for debugging.
   std::optional<bool> poison_freed_rows = std::nullopt;

@@ -13,18 +13,12 @@
 
 #include "morphkv/llama_cpp/evictor.h"
 #include "morphkv/llama_cpp/llama_ptr.h"
+#include "morphkv/profile.h"
 
 namespace morphkv::llama_cpp {
 
-// How a prompt longer than the budget is read.
-enum class Prefill : std::uint8_t {
-  kGuided,  // in pieces; after each, a guide (the prompt's end, or other texts) says which rows
-            // matter: memory stays at budget + one micro-batch. Policies that take no guide stream
-  kStream,  // in pieces, scored by the last tokens of each: the same memory, the question unknown
-  kWhole,   // whole into a larger cache, compressed once at its end (the paper's way), the larger
-            // cache then freed
-};
-std::string_view to_string(Prefill prefill);
+using morphkv::Prefill;
+using morphkv::to_string;
 
 struct SamplingOptions {
   std::uint32_t seed = LLAMA_DEFAULT_SEED;  // LLAMA_DEFAULT_SEED = a random one
@@ -65,6 +59,7 @@ struct Prompt {
   // Texts that guide Prefill::kGuided, each at most one micro-batch long; they are not part of the
   // prompt and share the budget. Empty: the prompt's own last tokens.
   std::vector<std::vector<llama_token>> guides = {};
+  bool end_guides_too = false;  // the prompt's last tokens beside those texts
   // Where the newest question begins: the prompt's own guide does not reach back beyond it.
   std::size_t question = 0;
 };

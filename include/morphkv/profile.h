@@ -1,0 +1,39 @@
+// Settings for trained models, by what they are for. The figures that they were chosen by:
+// docs/quality.md. MorphKVCache's own defaults are the reference's (CacheConfig).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "morphkv/config.h"
+
+namespace morphkv {
+
+// How a prompt longer than the budget is read.
+enum class Prefill : std::uint8_t {
+  kGuided,  // in pieces; after each, a guide (the prompt's end, or other texts) says which rows
+            // matter: memory stays at budget + one micro-batch. Policies that take no guide stream
+  kStream,  // in pieces, scored by the last tokens of each: the same memory, the question unknown
+  kWhole,   // whole into a larger cache, compressed once at its end (the paper's way), the larger
+            // cache then freed
+};
+std::string_view to_string(Prefill prefill);
+
+struct Profile {
+  std::string_view name;
+  std::string_view why;  // one line
+  CacheConfig cache;
+  Prefill prefill = Prefill::kGuided;
+  // A text that guides beside the prompt's own end, for questions that nobody has asked yet.
+  std::string_view guide_text = {};
+};
+
+// document, chat, reference, paper. The first one is the default.
+const std::vector<Profile>& profiles();
+const Profile& default_profile();
+// Throws std::invalid_argument that names the profiles there are.
+const Profile& find_profile(std::string_view name);
+
+}  // namespace morphkv
