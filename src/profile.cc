@@ -20,7 +20,7 @@ const std::vector<Profile>& profiles() {
   static const std::vector<Profile> all = {
       {.name = "document",
        .why = "finds what the prompt's end asks for in a long text",
-       .cache = {.window = 8, .pool = 11, .queries = QuerySource::kAttention}},
+       .cache = {.window = 8, .pool = 21, .queries = QuerySource::kAttention}},
       {.name = "chat",
        .why = "keeps names, numbers and facts for questions that come later",
        .cache = {.window = 8, .pool = 21, .queries = QuerySource::kAttention},

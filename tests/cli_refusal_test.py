@@ -27,7 +27,7 @@ class HelpTest(CliTest):
         text = self.show("run", "--help")
         self.assertEqual(text, self.show("run", "-h"))
         for flag in """-m --model -p --prompt -f --file -sys --system-prompt --chat --json -v
-                --verbose --budget --sinks --window --recent --pool --fuse --queries --policy
+                --verbose --profile --budget --sinks --window --recent --pool --fuse --queries --policy
                 --prefill --guide --guide-text --messages
                 --pin-system -ctk --cache-type-k -ctv --cache-type-v -n --predict --n-predict
                 -t --threads -ub --ubatch-size -ngl --n-gpu-layers --gpu-layers -fa --flash-attn
@@ -35,7 +35,7 @@ class HelpTest(CliTest):
                 --repeat-last-n --ignore-eos --allow-past-training""".split():
             self.assertRegex(text, rf"(?<![\w-]){flag}(?![\w-])")
         for word in """morphkv h2o snapkv tova keydiff rkv streaming random full guided stream
-                whole mean max attention keys f16 q8_0 q4_0""".split():
+                whole mean max attention keys f16 q8_0 q4_0 document chat reference paper""".split():
             self.assertIn(word, text)
 
 
@@ -97,6 +97,7 @@ class BadInputTest(CliTest):
         for flag, name, choices in (
                 ("--policy", "--policy",
                  "morphkv, h2o, snapkv, tova, keydiff, rkv, streaming, random, full"),
+                ("--profile", "--profile", "document, chat, reference, paper"),
                 ("--fuse", "--fuse", "mean, max"), ("--queries", "--queries", "attention, keys"),
                 ("--prefill", "--prefill", "guided, stream, whole"),
                 ("-ctk", "--cache-type-k", "f16, q8_0, q4_0"),

@@ -237,6 +237,30 @@ class FlagTest(CliTest):
         self.same(self.BASE, ("--prompt=" + self.TEXT, "--budget=64", "--predict=8", "--ignore-eos",
                               "--temp=0"))
 
+    def test_a_profile_sets_the_defaults_and_what_is_given_beside_it_has_the_last_word(self):
+        def settings(*arguments):
+            record = self.run_tool(*self.BASE, *arguments).record
+            return tuple(record[n] for n in ("queries", "window", "pool", "prefill", "budget"))
+
+        default = settings()
+        self.assertEqual(settings("--profile", "document"), default)
+        self.assertEqual(settings("--profile", "reference"), ("keys", 8, 1, "stream", 64))
+        self.assertEqual(settings("--profile", "paper", "--window", "16"),
+                         ("attention", 16, 1, "whole", 64))
+        self.assertEqual(settings("--window", "16", "--pool", "3", "--profile", "paper"),
+                         ("attention", 16, 3, "whole", 64))
+        self.assertEqual(settings("--profile", "paper", "--prefill", "stream", "--queries", "keys"),
+                         ("keys", 32, 1, "stream", 64))
+
+    def test_the_chat_profile_asks_with_a_general_question_beside_the_prompts_end(self):
+        long = ("-p", LONG, "--budget", "128", "-n", "2", "--temp", "0")
+        document = self.run_tool(*long).record
+        chat = self.run_tool(*long, "--profile", "chat").record
+        self.assertEqual((document["prefill_mode"], chat["prefill_mode"]), ("guided", "guided"))
+        self.assertGreater(chat["guide_tokens"], document["guide_tokens"] + 10)
+        own = self.run_tool(*long, "--profile", "chat", "--guide-text", "Where?").record
+        self.assertLess(own["guide_tokens"], chat["guide_tokens"], "texts given replace the general one")
+
     def test_every_policy_answers(self):
         for policy in ("morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random",
                        "full"):

@@ -5,12 +5,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <limits>
 #include <stdexcept>
 #include <tuple>
 
 #include "bindings.h"
+#include "morphkv/profile.h"
 
 namespace morphkv::python {
 namespace {
@@ -125,6 +127,21 @@ void bind_config(nb::module_& m) {
       .def("__setstate__", [](CacheConfig& self, const Fields& fields) {
         new (&self) CacheConfig(make_config(fields));
       });
+
+  nb::class_<Profile>(m, "Profile",
+                      "Settings for trained models, by what they are for; docs/quality.md has the "
+                      "figures behind them.")
+      .def_ro("name", &Profile::name)
+      .def_ro("why", &Profile::why, "What it is for, in one line.")
+      .def_ro("cache", &Profile::cache, "A CacheConfig.")
+      .def_prop_ro(
+          "prefill", [](const Profile& p) { return to_string(p.prefill); },
+          "How a prompt longer than the budget is read: 'guided', 'stream' or 'whole'.")
+      .def_ro("guide_text", &Profile::guide_text,
+              "A text that guides beside the prompt's own end; '' = none.");
+  m.def("profiles", &profiles, "All profiles; the first one is the default of `morphkv run`.");
+  m.def("find_profile", &find_profile, "name"_a, nb::rv_policy::copy,
+        "The Profile of that name: document, chat, reference or paper. ValueError names them.");
 }
 
 }  // namespace morphkv::python

@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 
-from morphkv import CacheConfig
+from morphkv import CacheConfig, find_profile, profiles
 
 DEFAULTS = {
     "budget": 512,
@@ -94,3 +94,14 @@ def test_a_value_out_of_its_limits_is_a_value_error_that_says_what_to_do(fields,
 def test_a_wrong_type_or_name_is_a_type_error(fields):
     with pytest.raises(TypeError):
         CacheConfig(**fields)
+
+
+def test_profiles_are_configurations_under_a_name():
+    assert [p.name for p in profiles()] == ["document", "chat", "reference", "paper"]
+    assert find_profile("reference").cache == CacheConfig()
+    paper = find_profile("paper")
+    assert paper.cache == CacheConfig(window=32, queries="attention")
+    assert paper.prefill == "whole" and paper.guide_text == "" and "paper" in paper.why
+    assert find_profile("chat").guide_text
+    with pytest.raises(ValueError, match="'fast' is not one of document, chat"):
+        find_profile("fast")
