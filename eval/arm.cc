@@ -74,7 +74,8 @@ void set(Arm& arm, const std::string& key, std::string value) {
     c.recent = number(arm.name, key, value);
     arm.recent_percent = 0;
   } else {
-    refuse(arm.name, "'" + key + "' is not one of queries, window, pool, fuse, sinks, recent, guide");
+    refuse(arm.name,
+           "'" + key + "' is not one of queries, window, pool, fuse, sinks, recent, guide");
   }
 }
 

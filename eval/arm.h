@@ -13,8 +13,9 @@ namespace morphkv::eval {
 struct Arm {
   std::string name;        // the specification
   CacheConfig cache;       // but for the budget
-  int recent_percent = 0;      // of the budget; 0 = cache.recent
-  bool general_guide = false;  // a document whose question is not known is read with the profile chat's guide
+  int recent_percent = 0;  // of the budget; 0 = cache.recent
+  bool general_guide =
+      false;  // a document whose question is not known is read with the profile chat's guide
 };
 
 // "POLICY [key=value ...]": keys queries (attention, keys), window, pool, fuse (mean, max), sinks,

@@ -337,8 +337,7 @@ TEST(EvictorGuideFaults, CallsBeforeBindAreErrorsThatSaySo) {
 
 TEST(EvictorGuideFaults, APolicyThatScoresByNothingTakesNoGuideAndGoesOn) {
   const ModelPtr model = make_tiny_model({});
-  for (const char* policy :
-       {"h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random", "full"}) {
+  for (const char* policy : {"h2o", "snapkv", "tova", "keydiff", "streaming", "random", "full"}) {
     Bounded bounded(model.get(), {.cache = small_cache(policy), .call_tokens = 150});
     EXPECT_FALSE(bounded.evictor().takes_guides()) << policy;
     ASSERT_EQ(decode(bounded.context(), noise_tokens(60, kVocab)), 0);

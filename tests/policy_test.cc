@@ -91,7 +91,8 @@ TEST(Policy, SaysWhatItMustBeShown) {
   for (const char* name : {"tova", "rkv"}) {
     const PolicyTraits with_keys = make_policy({.policy = name})->traits();
     EXPECT_TRUE(with_keys.needs_keys && with_keys.evicts_per_token) << name;
-    EXPECT_FALSE(with_keys.needs_queries || with_keys.pools || with_keys.guided) << name;
+    EXPECT_FALSE(with_keys.needs_queries || with_keys.pools) << name;
+    EXPECT_EQ(with_keys.guided, std::string(name) == "rkv");
     const PolicyTraits with_queries =
         make_policy({.queries = QuerySource::kAttention, .policy = name})->traits();
     EXPECT_TRUE(with_queries.needs_keys && with_queries.needs_queries) << name;

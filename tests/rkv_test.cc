@@ -125,5 +125,27 @@ TEST(RkvPolicy, LetsRepetitionsGoBeforeRowsThatNobodyAttendsTo) {
   EXPECT_EQ(other.positions(0), (Positions{0, 2, 4, 5, 6}));
 }
 
+TEST(RkvPolicy, ARowIsWorthItsBestPlaceByAGuideOrByItsOwnScore) {
+  // As above: by rkv alone 1 and 3 leave. A guide that looks at the repetitions ranks them 4, 3, 1
+  // (ties: the later ones are better) and the others last; so of all rows 1 and 2 are the worst.
+  const std::vector<std::vector<float>> keys = {{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0},
+                                                {0, 1, 0, 0}, {0, 1, 0, 0}, {0, 0, 0, 1},
+                                                {1, 0, 0, 0}};
+  const Stream stream = test::written(keys, std::vector<std::vector<float>>(7, {0, 0, 0, 0}));
+  const Stream guide = test::written({{0, 0, 0, 0}}, {{0, 9, 0, 0}});
+  CacheConfig config{
+      .budget = 5, .n_sink = 1, .window = 1, .queries = QuerySource::kAttention, .policy = "rkv"};
+  const auto kept = [&] {
+    SimulatedHost host(config, stream, {.max_slots = 10});
+    host.extend(7);
+    host.guide(guide);
+    host.evict();
+    return host.positions(0);
+  };
+  EXPECT_EQ(kept(), (Positions{0, 3, 4, 5, 6}));
+  config.policy = "morphkv";
+  EXPECT_EQ(kept(), (Positions{0, 1, 3, 4, 6}));
+}
+
 }  // namespace
 }  // namespace morphkv

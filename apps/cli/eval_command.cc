@@ -115,13 +115,13 @@ void print_list() {
 
 // The small version: what a quarter of an hour on two cores allows.
 void make_quick(EvalOptions& o, bool tokens_given, bool documents_given, bool text_tokens_given) {
-  if (o.tasks.empty()) o.tasks = {"passkey", "multi-key", "instructions", "list-continuation"};
+  if (o.tasks.empty()) o.tasks = {"passkey", "number-string", "instructions"};
   if (o.modes.empty()) o.modes = {"whole", "guided", "stream", "text"};
-  if (o.arms.empty()) o.arms = {"h2o", "snapkv", "morphkv", "morphkv queries=keys pool=1"};
+  if (o.arms.empty()) o.arms = {"h2o", "morphkv", "morphkv queries=keys pool=1"};
   if (o.budgets.empty()) o.budgets = {128, 512};
   if (!tokens_given) o.plan.tokens = 1500;
   if (!documents_given) o.plan.documents = 1;
-  if (!text_tokens_given) o.plan.text_tokens = 1500;
+  if (!text_tokens_given) o.plan.text_tokens = 750;
 }
 
 Plan plan_of(const EvalOptions& o) {

@@ -89,8 +89,8 @@ void add_cache_options(CLI::App* app, RunOptions& o) {
   // The first of the group, so that the options after it have the last word.
   std::string names;
   for (const Profile& profile : profiles()) {
-    names += (names.empty() ? "" : "; ") + std::string(profile.name) + ": " +
-             std::string(profile.why);
+    names +=
+        (names.empty() ? "" : "; ") + std::string(profile.name) + ": " + std::string(profile.why);
   }
   group
       ->add_option_function<std::string>(
@@ -125,7 +125,7 @@ void add_cache_options(CLI::App* app, RunOptions& o) {
       group, "--prefill", s.prefill,
       {{"guided", Prefill::kGuided}, {"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
       "prompts beyond the budget: in pieces, guided by the prompt's end or --guide-text; in pieces "
-      "without; whole and then compressed (guided for policy morphkv, else stream)");
+      "without; whole and then compressed (guided for policies morphkv and rkv, else stream)");
   add_number(group, "--guide", s.guide, 0, kMaxBudget,
              "last tokens of the prompt that guide; 0 = 24, fewer with a small micro-batch");
   group
@@ -245,8 +245,8 @@ void check_combinations(const RunOptions& o) {
   const bool asked = o.prefill_given || o.session.guide > 0 || !o.guide_texts.empty();
   if (guided && asked && !make_policy(o.session.evictor.cache)->traits().guided) {
     throw std::invalid_argument("--policy '" + policy +
-                                "' takes no guide: use --policy morphkv, or leave out --prefill "
-                                "guided, --guide and --guide-text");
+                                "' takes no guide: use --policy morphkv or rkv, or leave out "
+                                "--prefill guided, --guide and --guide-text");
   }
   if (!o.session.flash_attention) {
     throw std::invalid_argument(

@@ -389,7 +389,7 @@ void Evictor::Impl::evict() {
 void Evictor::Impl::require_guided() const {
   if (!takes_guides()) {
     throw std::invalid_argument("policy '" + options_.cache.policy +
-                                "' takes no guide: use policy morphkv");
+                                "' takes no guide: use policy morphkv or rkv");
   }
 }
 
