@@ -29,6 +29,7 @@ Arm defaults_of(const std::string& policy) {
   Arm arm;
   if (policy == default_profile().cache.policy) {
     arm.cache = default_profile().cache;
+    arm.recent_percent = default_profile().recent_percent;
     return arm;
   }
   arm.cache.policy = policy;
@@ -101,9 +102,7 @@ Arm parse_arm(const std::string& specification) {
 CacheConfig with_budget(const Arm& arm, int budget) {
   CacheConfig cache = arm.cache;
   cache.budget = budget;
-  if (arm.recent_percent > 0) {
-    cache.recent = std::max(cache.window, budget * arm.recent_percent / 100);
-  }
+  if (arm.recent_percent > 0) cache.recent = recent_rows(arm.recent_percent, cache);
   validate(cache);
   return cache;
 }

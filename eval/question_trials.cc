@@ -139,7 +139,6 @@ class Questions {
     everything.budget = total_tokens();
     arms.push_back({std::string(kControl), everything});
     if (!misses_any("whole", arms)) return;
-    const Watch watch;
     Lane lane(harness_.model(), harness_.shape(total_tokens() + 512), onlooker());
     lane.evaluate(text_);
     const llama_cpp::Checkpoint read = lane.evictor().checkpoint();

@@ -83,13 +83,14 @@ void run(const llama_model* model, const Plan& plan, Results& results,
          const RunnerCallbacks& callbacks) {
   Harness harness(model, plan, results, callbacks);
   const int last = plan.first_document + plan.documents;
+  const bool asks = harness.plans("whole") || harness.plans("guided") || harness.plans("stream");
   const auto for_each = [&](auto questions, auto continuation, auto text) {
     for (int number = 0; number < static_cast<int>(plan.texts.size()); ++number) {
       if (harness.plans("text")) text(number);
     }
     for (int number = plan.first_document; number < last; ++number) {
       for (const Task* task : plan.tasks) {
-        if (task->document) questions(*task, number);
+        if (task->document && asks) questions(*task, number);
         if (task->continuation && harness.plans("generate")) continuation(*task, number);
       }
     }

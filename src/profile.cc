@@ -1,5 +1,6 @@
 #include "morphkv/profile.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace morphkv {
@@ -16,14 +17,29 @@ std::string_view to_string(Prefill prefill) {
   return "";
 }
 
+int recent_rows(int percent, const CacheConfig& cache) {
+  const std::int64_t rows = std::int64_t{cache.budget} * percent / 100;
+  const std::int64_t most = std::int64_t{cache.budget - cache.n_sink} * 3 / 4;
+  return percent == 0 ? 0 : std::max(cache.window, static_cast<int>(std::min(rows, most)));
+}
+
+CacheConfig Profile::with_budget(int budget) const {
+  CacheConfig config = cache;
+  config.budget = budget;
+  if (recent_percent > 0) config.recent = recent_rows(recent_percent, config);
+  return config;
+}
+
 const std::vector<Profile>& profiles() {
   static const std::vector<Profile> all = {
       {.name = "document",
        .why = "finds what the prompt's end asks for in a long text",
-       .cache = {.window = 8, .pool = 21, .queries = QuerySource::kAttention}},
+       .cache = {.window = 8, .pool = 21, .queries = QuerySource::kAttention},
+       .recent_percent = 25},
       {.name = "chat",
        .why = "keeps names, numbers and facts for questions that come later",
        .cache = {.window = 8, .pool = 21, .queries = QuerySource::kAttention},
+       .recent_percent = 25,
        .guide_text = "\n\nQuestion: What are the names, numbers, codes, keys, values and other "
                      "facts that the text wants me to remember?\nAnswer: The"},
       {.name = "reference",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cli_support import MODEL, TOOL
 
-SMALL = ["--task", "passkey", "--tokens", "300", "--documents", "1", "--budget", "64", "-t", "1"]
+ONE = ["--documents", "1"]
+SMALL = ["--task", "passkey", "--tokens", "300", "--budget", "64", "-t", "1"]
 
 
 def run_eval(*arguments, model=MODEL, timeout=300):
@@ -34,7 +35,8 @@ class EvalTest(unittest.TestCase):
         self.out = Path(self.folder.name) / "out"
 
     def test_modes_write_trials_a_record_a_page_and_a_table(self):
-        done = run_eval(*SMALL, "--mode", "whole", "guided", "stream", "--arm", "morphkv", "-o", self.out)
+        done = run_eval(*SMALL, *ONE, "--mode", "whole", "guided", "stream", "--arm", "morphkv",
+                        "-o", self.out)
         self.assertEqual(done.returncode, 0, done.stderr)
         found = {identity(t): t for t in trials(self.out)}
         arms = {(t["mode"], t["arm"]) for t in found.values()}
@@ -55,14 +57,15 @@ class EvalTest(unittest.TestCase):
         self.assertIn("<svg", (self.out / "report.html").read_text())
         self.assertIn("passkey, whole, 300 tokens", done.stdout)
 
-        again = run_eval(*SMALL, "--mode", "whole", "guided", "stream", "--arm", "morphkv", "-o", self.out)
+        again = run_eval(*SMALL, *ONE, "--mode", "whole", "guided", "stream", "--arm", "morphkv",
+                         "-o", self.out)
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertEqual(len(trials(self.out)), len(found), "nothing was left to do")
         self.assertEqual(again.stdout, done.stdout)
 
     def test_text_holds_every_token_against_the_full_cache(self):
         done = run_eval("--mode", "text", "--text-tokens", "500", "--budget", "128", "--arm", "morphkv",
-                        "--task", "passkey", "--text", self.text(), "-t", "1", "-o", self.out)
+                        "--text", self.text(), "-t", "1", "-o", self.out)
         self.assertEqual(done.returncode, 0, done.stderr)
         by_key = {(t["arm"], t["question"]): t for t in trials(self.out)}
         self.assertEqual(len(by_key), 2 * 5, "two stretches of full, control, streaming, random and morphkv")

@@ -37,6 +37,25 @@ TEST(Profile, TheReferenceIsTheSeedsDefaultsAndThePaperAsksWithThirtyTwoQueries)
   EXPECT_EQ(find_profile("paper").prefill, Prefill::kWhole);
 }
 
+TEST(Profile, TheTailIsAShareOfTheBudgetThatLeavesRoomToChoose) {
+  const Profile& document = find_profile("document");
+  EXPECT_EQ(document.with_budget(512).recent, 128);
+  EXPECT_EQ(document.with_budget(512).budget, 512);
+  EXPECT_EQ(document.with_budget(128).recent, 32);
+  EXPECT_EQ(document.with_budget(20).recent, 8);  // the window
+  EXPECT_EQ(find_profile("paper").with_budget(256).recent, 0);
+  CacheConfig pinned{.budget = 512, .n_sink = 412};
+  EXPECT_EQ(recent_rows(25, pinned), 75);  // three quarters of the 100 that are left
+  pinned.n_sink = 505;
+  EXPECT_EQ(recent_rows(25, pinned), 8);  // and validate() says that it does not fit
+  EXPECT_EQ(recent_rows(0, pinned), 0);
+  for (const Profile& profile : profiles()) {
+    for (const int budget : {64, 128, 256, 512, 1024, 4096}) {
+      EXPECT_NO_THROW(validate(profile.with_budget(budget))) << profile.name << ' ' << budget;
+    }
+  }
+}
+
 TEST(Profile, AnUnknownNameIsRefusedWithThoseThereAre) {
   try {
     find_profile("fast");

@@ -36,6 +36,7 @@ struct RunOptions {
   std::int64_t seed = -1;  // negative = a random one
   bool chat = false;
   bool pin_system = false;
+  int recent_percent = 0;     // the profile's, unless --recent is given
   std::string profile_guide;  // a text that guides beside the prompt's end
   bool prefill_given = false;
   bool verbose = false;
@@ -78,6 +79,7 @@ void add_input_options(CLI::App* app, RunOptions& o) {
 
 void use_profile(const Profile& profile, RunOptions& o) {
   o.session.evictor.cache = profile.cache;
+  o.recent_percent = profile.recent_percent;
   o.session.prefill = profile.prefill;
   o.profile_guide = profile.guide_text;
 }
@@ -202,10 +204,18 @@ std::string printable(const std::string& token) {
   return out;
 }
 
-void pin(int system_tokens, CacheConfig& cache) {
+// With the profile's share of the budget as the tail, unless the user said how long it is.
+const CacheConfig& settled(RunOptions& o) {
+  CacheConfig& cache = o.session.evictor.cache;
+  if (o.recent_percent > 0) cache.recent = recent_rows(o.recent_percent, cache);
+  return cache;
+}
+
+void pin(int system_tokens, RunOptions& o) {
+  CacheConfig& cache = o.session.evictor.cache;
   cache.n_sink = std::max(cache.n_sink, system_tokens);
   try {
-    validate(cache);
+    validate(settled(o));
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument("--pin-system: the system message takes " +
                                 std::to_string(system_tokens) + " tokens; " + error.what());
@@ -297,7 +307,7 @@ PreparedPrompt prepare(RunOptions& o) {
     o.session.sampling.seed = static_cast<std::uint32_t>(o.seed);
     o.session.evictor.cache.seed = static_cast<std::uint64_t>(o.seed);
   }
-  validate(o.session.evictor.cache);
+  validate(settled(o));
   o.chat = o.chat || o.messages;
   check_combinations(o);
   const ModelPtr vocabulary = load_model(o.model, {.vocab_only = true, .progress = {}});
@@ -315,7 +325,7 @@ PreparedPrompt prepare(RunOptions& o) {
     prompt.question =
         static_cast<std::size_t>(tokens_of_first(model, {messages.begin(), before}, prompt.tokens));
     if (o.pin_system) {
-      pin(tokens_of_first(model, {messages.front()}, prompt.tokens), o.session.evictor.cache);
+      pin(tokens_of_first(model, {messages.front()}, prompt.tokens), o);
     }
   } else {
     prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);
@@ -420,6 +430,7 @@ int RunCommand::run() {
   llama_backend_init();
   try {
     o.prefill_given = command_->count("--prefill") > 0;
+    if (command_->count("--recent") > 0) o.recent_percent = 0;
     const PreparedPrompt prompt = prepare(o);
     install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
     const ModelPtr model = load_weights(o.model, o.n_gpu_layers);

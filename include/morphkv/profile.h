@@ -25,10 +25,18 @@ struct Profile {
   std::string_view name;
   std::string_view why;  // one line
   CacheConfig cache;
+  int recent_percent = 0;  // protected tail as a share of the budget; 0 = cache.recent
   Prefill prefill = Prefill::kGuided;
   // A text that guides beside the prompt's own end, for questions that nobody has asked yet.
   std::string_view guide_text = {};
+
+  // The settings with that budget. They may not be valid: a small one leaves no room for the tail.
+  CacheConfig with_budget(int budget) const;
 };
+
+// The protected tail that is `percent` of the budget, but at most three quarters of what the sinks
+// leave, and at least the window. 0 per cent = 0, the window alone.
+int recent_rows(int percent, const CacheConfig& cache);
 
 // document, chat, reference, paper. The first one is the default.
 const std::vector<Profile>& profiles();

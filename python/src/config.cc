@@ -133,7 +133,14 @@ void bind_config(nb::module_& m) {
                       "figures behind them.")
       .def_ro("name", &Profile::name)
       .def_ro("why", &Profile::why, "What it is for, in one line.")
-      .def_ro("cache", &Profile::cache, "A CacheConfig.")
+      .def(
+          "with_budget",
+          [](const Profile& p, std::int64_t budget) {
+            const CacheConfig config = p.with_budget(to_int("budget", budget));
+            validate(config);
+            return config;
+          },
+          "budget"_a = 512, "The CacheConfig with that budget.")
       .def_prop_ro(
           "prefill", [](const Profile& p) { return to_string(p.prefill); },
           "How a prompt longer than the budget is read: 'guided', 'stream' or 'whole'.")

@@ -8,7 +8,8 @@
 // buffer; importance is a mean over the group where the authors' code takes the maximum, and is
 // divided by its sum after pooling; and the latest of several keys that are nearly the same is a
 // repetition too, which the paper forgives, but finding it takes every pair of keys, where the mean
-// takes one pass over them. config.fusion is not used.
+// takes one pass over them. Guides are not the paper's: a row is worth its best place by any of
+// them or by the score above. config.fusion is not used.
 #include "kernels/kernels.h"
 #include "morphkv/scores.h"
 #include "policies/policies.h"

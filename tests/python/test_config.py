@@ -98,9 +98,12 @@ def test_a_wrong_type_or_name_is_a_type_error(fields):
 
 def test_profiles_are_configurations_under_a_name():
     assert [p.name for p in profiles()] == ["document", "chat", "reference", "paper"]
-    assert find_profile("reference").cache == CacheConfig()
+    assert find_profile("reference").with_budget() == CacheConfig()
     paper = find_profile("paper")
-    assert paper.cache == CacheConfig(window=32, queries="attention")
+    assert paper.with_budget(256) == CacheConfig(budget=256, window=32, queries="attention")
+    assert find_profile("document").with_budget(256).recent == 64
+    with pytest.raises(ValueError, match="window 32"):
+        paper.with_budget(16)
     assert paper.prefill == "whole" and paper.guide_text == "" and "paper" in paper.why
     assert find_profile("chat").guide_text
     with pytest.raises(ValueError, match="'fast' is not one of document, chat"):

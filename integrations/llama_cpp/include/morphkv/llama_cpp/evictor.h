@@ -42,7 +42,7 @@ class EngineError : public std::runtime_error {
 };
 
 struct EvictorOptions {
-  CacheConfig cache = default_profile().cache;
+  CacheConfig cache = default_profile().with_budget(512);
   // Overwrite the rows of freed cells with 3e4, to show that nobody reads them. Unset: only when
   // the library was built for debugging.
   std::optional<bool> poison_freed_rows = std::nullopt;
