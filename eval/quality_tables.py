@@ -65,6 +65,11 @@ class Figures:
     def cell(self, task, arm, budget):
         return self.by_key.get((task, arm, 0 if arm == "full" else budget))
 
+    def questions(self, task, budgets):
+        """How many were asked of the bounded caches, "2-5" where not of all alike."""
+        counts = [self.by_key[key]["trials"] for key in self.by_key if key[0] == task and key[2] in budgets]
+        return "-".join(str(count) for count in sorted({min(counts), max(counts)}))
+
     def mean(self, arm, budget):
         """Over the tasks, if the arm has all of them."""
         cells = [self.cell(task, arm, budget) for task in self.tasks]
@@ -83,9 +88,9 @@ def scores_by_budget(figures):
         return percent(cell["score"]) if cell else "-"
     rows = [[arm] + [entry(arm, budget) for budget in figures.budgets] for arm in figures.arms]
     yield from table(header, rows)
-    count = sum(figures.cell(task, "full", 0)["trials"] for task in figures.tasks)
+    counts = ", ".join(figures.questions(task, figures.budgets) for task in figures.tasks)
     what = figures.tasks[0] if one else f"mean over {len(figures.tasks)} tasks ({', '.join(figures.tasks)})"
-    yield f"\nPer cent; {what}, {count} questions."
+    yield f"\nPer cent; {what}; questions: {counts}."
 
 
 def scores_by_task(figures, budget):
@@ -95,8 +100,8 @@ def scores_by_task(figures, budget):
         if any(cells):
             rows.append([arm] + [percent(c["score"]) if c else "-" for c in cells] + [figures.mean(arm, budget)])
     yield from table(["cache"] + figures.tasks + ["mean"], rows)
-    counts = [str(figures.cell(task, "full", 0)["trials"]) for task in figures.tasks]
-    yield f"\nPer cent at {budget} rows, with 95 % intervals; questions: {', '.join(counts)}."
+    counts = ", ".join(figures.questions(task, [budget]) for task in figures.tasks)
+    yield f"\nPer cent at {budget} rows, with 95 % intervals; questions: {counts}."
 
 
 def text_figures(figures, budget):
