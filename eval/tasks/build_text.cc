@@ -76,4 +76,20 @@ std::vector<std::string> draw_things(Random& random) {
 
 std::string code_of(std::string_view thing) { return "Code " + std::string(thing) + ": \""; }
 
+Document one_number(const OneNumber& asked, std::uint64_t number, int tokens,
+                    const CountTokens& count) {
+  constexpr std::uint64_t kDepths = 12;
+  require_tokens(asked.task, tokens);
+  const std::uint64_t seed = seed_of(asked.task, number);
+  Random random(seed);
+  const std::string digits = draw_codes(random, 1, asked.digits)[0];
+  const double depth = static_cast<double>(number % kDepths) / static_cast<double>(kDepths - 1);
+  const std::string what(asked.what);
+  const std::string sentence = "The " + what + " is";
+  return {build_text(seed, tokens, count, asked.opening, {{sentence + " " + digits + ".", depth}}),
+          {{.text = "\n\nQuestion: What is the " + what + "?\nAnswer: " + sentence,
+            .answer = {" " + digits},
+            .depth = depth}}};
+}
+
 }  // namespace morphkv::eval

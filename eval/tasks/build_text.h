@@ -52,4 +52,15 @@ inline constexpr std::string_view kCodesExample =
 // `Code blue locker: "`; the code and `".` follow.
 std::string code_of(std::string_view thing);
 
+// A document with one number, "The WHAT is N.", and the question for it. Its depth runs through the
+// documents, from the very start to the very end in twelve steps.
+struct OneNumber {
+  std::string_view task;
+  std::string_view opening;
+  std::string_view what;
+  int digits;
+};
+Document one_number(const OneNumber& asked, std::uint64_t number, int tokens,
+                    const CountTokens& count);
+
 }  // namespace morphkv::eval

@@ -10,20 +10,9 @@ constexpr std::string_view kName = "number-string";
 constexpr std::string_view kOpening =
     "A long number is hidden in the following text. Remember it: you will be asked for it at the "
     "end.";
-constexpr std::uint64_t kDepths = 12;
-constexpr int kDigits = 10;
 
 Document document(std::uint64_t number, int tokens, const CountTokens& count) {
-  require_tokens(kName, tokens);
-  const std::uint64_t seed = seed_of(kName, number);
-  Random random(seed);
-  const std::string digits = draw_codes(random, 1, kDigits)[0];
-  const double depth = static_cast<double>(number % kDepths) / static_cast<double>(kDepths - 1);
-  return {
-      build_text(seed, tokens, count, kOpening, {{"The long number is " + digits + ".", depth}}),
-      {{.text = "\n\nQuestion: What is the long number?\nAnswer: The long number is",
-        .answer = {" " + digits},
-        .depth = depth}}};
+  return one_number({kName, kOpening, "long number", 10}, number, tokens, count);
 }
 
 }  // namespace
