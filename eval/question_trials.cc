@@ -129,8 +129,10 @@ class Questions {
   CacheConfig onlooker() const {
     int window = 64;
     for (const Contender& arm : arms_) window = std::max(window, arm.cache.window);
-    return {
-        .budget = std::max(512, window + 8), .window = window, .queries = QuerySource::kAttention};
+    CacheConfig cache{.window = window, .queries = QuerySource::kAttention};
+    cache.budget =
+        std::max({512, window + 8, llama_model_n_swa(harness_.model()) + cache.n_sink});
+    return cache;
   }
 
   void run_whole() {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <limits>
 #include <thread>
 #include <utility>
 
@@ -23,24 +21,6 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-SamplerPtr make_sampler(const SamplingOptions& o, int n_vocab) {
-  SamplerPtr chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
-  const auto add = [&](llama_sampler* sampler) { llama_sampler_chain_add(chain.get(), sampler); };
-  if (o.repeat_penalty != 1.0f) {
-    add(llama_sampler_init_penalties(n_vocab, o.repeat_last_n, o.repeat_penalty, 0.0f, 0.0f));
-  }
-  if (o.temperature <= 0.0f) {
-    add(llama_sampler_init_greedy());
-    return chain;
-  }
-  if (o.top_k > 0) add(llama_sampler_init_top_k(o.top_k));
-  if (o.top_p < 1.0f) add(llama_sampler_init_top_p(o.top_p, 1));
-  if (o.min_p > 0.0f) add(llama_sampler_init_min_p(o.min_p, 1));
-  add(llama_sampler_init_temp(o.temperature));
-  add(llama_sampler_init_dist(o.seed));
-  return chain;
-}
-
 void check_options(const SessionOptions& o) {
   const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
   if (o.micro_batch < 1)
@@ -49,17 +29,7 @@ void check_options(const SessionOptions& o) {
     refuse("threads " + std::to_string(o.threads) + " is negative: use 0 for one per core");
   if (o.guide < 0)
     refuse("guide " + std::to_string(o.guide) + " is negative: use 0 for the usual length");
-  if (!(o.sampling.repeat_penalty > 0.0f) || !std::isfinite(o.sampling.repeat_penalty)) {
-    refuse("repeat penalty " + std::to_string(o.sampling.repeat_penalty) +
-           " is not above 0: use 1 for none");
-  }
-  if (!std::isfinite(o.sampling.temperature)) refuse("temperature is no finite number");
-  if (!(o.sampling.top_p >= 0.0f && o.sampling.top_p <= 1.0f)) {
-    refuse("top-p " + std::to_string(o.sampling.top_p) + " is not in [0, 1]");
-  }
-  if (!(o.sampling.min_p >= 0.0f && o.sampling.min_p <= 1.0f)) {
-    refuse("min-p " + std::to_string(o.sampling.min_p) + " is not in [0, 1]");
-  }
+  validate(o.sampling);
 }
 
 const SessionOptions& checked(const SessionOptions& options) {
@@ -112,11 +82,10 @@ Session::Session(const llama_model* model, const SessionOptions& options)
     : model_(model),
       options_(checked(options)),
       evictor_(model, options_.evictor),
-      sampler_(make_sampler(options_.sampling, llama_vocab_n_tokens(llama_model_get_vocab(model)))),
+      sampler_(model, options_.sampling),
       trained_length_(llama_model_n_ctx_train(model)) {
   const auto n_vocab = static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)));
   logits_.resize(n_vocab);
-  candidates_.resize(n_vocab);
 }
 
 Session::~Session() = default;
@@ -312,7 +281,7 @@ FinishReason Session::generate(const SessionCallbacks& callbacks, SessionResult&
   const int limit = token_limit();
   while (result.generated_tokens < limit) {
     const Stopwatch step;
-    const llama_token token = sample();
+    const llama_token token = sampler_.choose(logits_, options_.ignore_eos);
     if (!options_.ignore_eos && llama_vocab_is_eog(vocab, token)) return FinishReason::kStop;
     ++result.generated_tokens;
     const bool last = result.generated_tokens == limit;
@@ -345,26 +314,6 @@ bool Session::evaluate(std::span<const llama_token> tokens) {
   if (status == 2) return false;
   if (status != 0) throw EngineError("llama_decode failed with status " + std::to_string(status));
   return active_ == nullptr || !active_->cancelled || !active_->cancelled();
-}
-
-llama_token Session::sample() {
-  const llama_vocab* vocab = llama_model_get_vocab(model_);
-  for (std::size_t i = 0; i < logits_.size(); ++i) {
-    const auto token = static_cast<llama_token>(i);
-    if (std::isnan(logits_[i])) {
-      throw EngineError("the model gave a logit that is no number, after " +
-                        std::to_string(evictor_.offset()) + " tokens");
-    }
-    candidates_[i] = {token, logits_[i], 0.0f};
-    if (options_.ignore_eos && llama_vocab_is_eog(vocab, token)) {
-      candidates_[i].logit = -std::numeric_limits<float>::infinity();
-    }
-  }
-  llama_token_data_array array{candidates_.data(), candidates_.size(), -1, false};
-  llama_sampler_apply(sampler_.get(), &array);
-  const llama_token token = array.data[array.selected].id;
-  llama_sampler_accept(sampler_.get(), token);
-  return token;
 }
 
 int Session::token_limit() const {

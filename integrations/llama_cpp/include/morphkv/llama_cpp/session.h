@@ -13,22 +13,13 @@
 
 #include "morphkv/llama_cpp/evictor.h"
 #include "morphkv/llama_cpp/llama_ptr.h"
+#include "morphkv/llama_cpp/sampling.h"
 #include "morphkv/profile.h"
 
 namespace morphkv::llama_cpp {
 
 using morphkv::Prefill;
 using morphkv::to_string;
-
-struct SamplingOptions {
-  std::uint32_t seed = LLAMA_DEFAULT_SEED;  // LLAMA_DEFAULT_SEED = a random one
-  float temperature = 0.8f;                 // <= 0: always the most likely token
-  int top_k = 40;                           // <= 0: off
-  float top_p = 0.95f;
-  float min_p = 0.05f;
-  float repeat_penalty = 1.0f;  // 1 = off
-  int repeat_last_n = 64;
-};
 
 struct SessionOptions {
   EvictorOptions evictor;
@@ -137,17 +128,15 @@ class Session {
   FinishReason generate(const SessionCallbacks& callbacks, SessionResult& result);
   bool decode(std::span<const llama_token> tokens);
   bool evaluate(std::span<const llama_token> tokens);
-  llama_token sample();
   int token_limit() const;
 
   const llama_model* model_;
   SessionOptions options_;
   Evictor evictor_;
-  SamplerPtr sampler_;
-  ContextPtr context_;         // after evictor_: the context calls it back
-  int trained_length_ = 0;     // 0 = unknown
-  std::vector<float> logits_;  // of the next token
-  std::vector<llama_token_data> candidates_;
+  Sampler sampler_;
+  ContextPtr context_;                        // after evictor_: the context calls it back
+  int trained_length_ = 0;                    // 0 = unknown
+  std::vector<float> logits_;                 // of the next token
   const SessionCallbacks* active_ = nullptr;  // during run()
   std::size_t kv_bytes_peak_ = 0;
   // Of a guided prompt: tokens of a piece, its last tokens that ask, most that ask at once, what
