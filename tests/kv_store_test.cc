@@ -100,7 +100,7 @@ TEST(KvStore, KeysOfEachHeadCanBeReadForTheCellsAskedFor) {
   for (const ggml_type type : kTypes) {
     SCOPED_TRACE(ggml_type_name(type));
     Tensors tensors(type, GGML_TYPE_F16);
-    const KvStore store(tensors.layer);
+    const KvStore store(tensors.layer, 0);
     KvScratch scratch;
     const auto views = store.keys(std::vector{6, 1, 3}, scratch);
     ASSERT_EQ(views.size(), static_cast<std::size_t>(kHeads));
@@ -123,7 +123,7 @@ TEST(KvStore, AMoveCopiesKAndVOfOneHeadByteForByteAndNothingElse) {
       Tensors tensors(type_k, type_v);
       const Tensors before(type_k, type_v);
       KvScratch scratch;
-      KvStore(tensors.layer).apply(1, std::vector<RowMove>{{5, 0}, {2, 3}}, scratch);
+      KvStore(tensors.layer, 0).apply(1, std::vector<RowMove>{{5, 0}, {2, 3}}, scratch);
       for (int h = 0; h < kHeads; ++h) {
         for (int cell = 0; cell < kCells; ++cell) {
           const int from = h != 1 ? cell : cell == 0 ? 5 : cell == 3 ? 2 : cell;
@@ -141,7 +141,7 @@ TEST(KvStore, WithoutValuesOnlyKeysMove) {
   Tensors tensors(GGML_TYPE_F16, GGML_TYPE_F16, /*with_v=*/false);
   const std::string expected = Tensors::slice(tensors.layer.k, 0, 4);
   KvScratch scratch;
-  const KvStore store(tensors.layer);
+  const KvStore store(tensors.layer, 0);
   store.apply(0, std::vector<RowMove>{{4, 1}}, scratch);
   store.poison(std::vector{4}, 3e4f, scratch);
   EXPECT_EQ(Tensors::slice(tensors.layer.k, 0, 1), expected);
@@ -154,7 +154,7 @@ TEST(KvStore, PoisonFillsAllHeadsOfTheCellsAndLeavesTheOthers) {
     SCOPED_TRACE(ggml_type_name(type));
     Tensors tensors(type, type);
     const Tensors before(type, type);
-    const KvStore store(tensors.layer);
+    const KvStore store(tensors.layer, 0);
     KvScratch scratch;
     store.poison(std::vector{0, 4}, 3e4f, scratch);
     std::vector<int> all(kCells);
@@ -177,7 +177,7 @@ TEST(KvStore, PoisonFillsAllHeadsOfTheCellsAndLeavesTheOthers) {
 
 TEST(KvStore, BytesAreThoseOfKAndVInTheirTypes) {
   const Tensors tensors(GGML_TYPE_Q8_0, GGML_TYPE_Q4_0);
-  const KvStore store(tensors.layer);
+  const KvStore store(tensors.layer, 0);
   EXPECT_EQ(store.row_bytes(), 68u + 18u);
   EXPECT_EQ(store.allocated_bytes(), kCells * kHeads * (68u + 18u));
 }

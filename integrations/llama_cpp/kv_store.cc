@@ -31,13 +31,18 @@ bool can_convert(ggml_type type) {
 
 }  // namespace
 
-KvStore::KvStore(const TappedLayer& layer)
-    : k_{layer.k, ggml_row_size(layer.k->type, layer.dim_k)},
-      v_{layer.v, layer.v != nullptr ? ggml_row_size(layer.v->type, layer.dim_v) : 0},
+KvStore::KvStore(const TappedLayer& layer, int sequence)
+    : k_{layer.k, ggml_row_size(layer.k->type, layer.dim_k),
+         static_cast<std::size_t>(sequence) * layer.k->nb[2]},
+      v_{layer.v},
       host_(ggml_backend_buffer_is_host(layer.k->buffer) &&
             (layer.v == nullptr || ggml_backend_buffer_is_host(layer.v->buffer))),
       n_head_kv_(layer.n_head_kv),
-      dim_k_(layer.dim_k) {}
+      dim_k_(layer.dim_k) {
+  if (layer.v == nullptr) return;
+  v_.head_bytes = ggml_row_size(layer.v->type, layer.dim_v);
+  v_.begin = static_cast<std::size_t>(sequence) * layer.v->nb[2];
+}
 
 std::string KvStore::unsupported(const TappedLayer& layer) {
   const auto check = [&](const ggml_tensor* tensor, int dim, const char* what) -> std::string {
@@ -64,17 +69,17 @@ std::string KvStore::unsupported(const TappedLayer& layer) {
 std::span<const RowsView> KvStore::keys(std::span<const int> cells, KvScratch& scratch) const {
   const auto dtype = plain_dtype(k_.tensor->type);
   scratch.views.clear();
-  const std::byte* base = static_cast<const std::byte*>(k_.tensor->data);
+  const std::byte* base = static_cast<const std::byte*>(k_.tensor->data) + k_.begin;
   if (!host_) {
     const int limit = 1 + *std::max_element(cells.begin(), cells.end());
     const std::size_t bytes = static_cast<std::size_t>(limit) * k_.tensor->nb[1];
     scratch.bytes.resize(std::max(scratch.bytes.size(), bytes));
-    ggml_backend_tensor_get(k_.tensor, scratch.bytes.data(), 0, bytes);
+    ggml_backend_tensor_get(k_.tensor, scratch.bytes.data(), k_.begin, bytes);
     base = scratch.bytes.data();
   }
   if (dtype) {
     for (int h = 0; h < n_head_kv_; ++h) {
-      scratch.views.push_back({.data = base + k_.offset(h, 0),
+      scratch.views.push_back({.data = base + k_.offset(h, 0) - k_.begin,
                                .dtype = *dtype,
                                .slot_stride = static_cast<std::int64_t>(k_.tensor->nb[1]),
                                .dim = dim_k_});
@@ -87,7 +92,8 @@ std::span<const RowsView> KvStore::keys(std::span<const int> cells, KvScratch& s
   for (int h = 0; h < n_head_kv_; ++h) {
     float* out = scratch.keys.data() + static_cast<std::size_t>(h) * head_floats;
     for (const int cell : cells) {
-      to_float(base + k_.offset(h, cell), out + static_cast<std::size_t>(cell) * dim_k_, dim_k_);
+      to_float(base + k_.offset(h, cell) - k_.begin, out + static_cast<std::size_t>(cell) * dim_k_,
+               dim_k_);
     }
     scratch.views.push_back({.data = reinterpret_cast<const std::byte*>(out),
                              .dtype = DType::kF32,

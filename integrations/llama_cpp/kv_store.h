@@ -1,6 +1,6 @@
-// The rows inside the engine's K and V tensors of one layer: read keys, copy rows, poison freed
-// rows. In host memory directly, elsewhere through the backend's own calls; quantised keys are
-// dequantised to float.
+// The rows of one sequence inside the engine's K and V tensors of one layer: read keys, copy rows,
+// poison freed rows. In host memory directly, elsewhere through the backend's own calls; quantised
+// keys are dequantised to float.
 #pragma once
 
 #include <ggml.h>
@@ -25,7 +25,7 @@ struct KvScratch {
 
 class KvStore {
  public:
-  explicit KvStore(const TappedLayer& layer);
+  KvStore(const TappedLayer& layer, int sequence);
 
   // Why rows of single heads cannot be handled, or "": a head's slice of a row must be whole
   // blocks.
@@ -39,8 +39,8 @@ class KvStore {
   // Overwrites K and V of all heads with `value`, which the type must be able to hold.
   void poison(std::span<const int> cells, float value, KvScratch& scratch) const;
 
-  // Bytes of K and V that one head keeps for one token; K and V of all heads and cells as
-  // allocated.
+  // Bytes of K and V that one head keeps for one token; K and V of all heads,
+  // cells and sequences as allocated.
   std::size_t row_bytes() const;
   std::size_t allocated_bytes() const;
   int n_head_kv() const { return n_head_kv_; }
@@ -51,8 +51,9 @@ class KvStore {
   struct Slice {
     ggml_tensor* tensor = nullptr;
     std::size_t head_bytes = 0;
+    std::size_t begin = 0;  // of the sequence, in bytes
     std::size_t offset(int head, int cell) const {
-      return static_cast<std::size_t>(cell) * tensor->nb[1] +
+      return begin + static_cast<std::size_t>(cell) * tensor->nb[1] +
              static_cast<std::size_t>(head) * head_bytes;
     }
   };

@@ -40,7 +40,7 @@ void TensorTap::start_survey() {
   surveyed_.clear();
 }
 
-std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells) {
+std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells, int sequences) {
   surveying_ = false;
   memory_ = memory;
   layers_.clear();
@@ -51,7 +51,10 @@ std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells) {
     if (layer.attention_nodes == 0)
       return name + " has no flash attention operation with f32 queries that reads its keys";
     if (layer.attention_nodes > 1) return name + " shares its keys with another layer";
-    if (layer.k->ne[2] != 1) return name + " keeps several sequences apart (n_seq_max above 1)";
+    if (layer.k->ne[2] != sequences) {
+      return name + " keeps " + std::to_string(layer.k->ne[2]) + " sequences apart, " +
+             std::to_string(sequences) + " are due";
+    }
     if (layer.max_alibi_bias > 0.0f)
       return "the model uses ALiBi, whose bias depends on the engine's positions";
     if (layer.k->ne[1] == n_cells) layers_.push_back(layer);
@@ -59,19 +62,23 @@ std::string TensorTap::finish_survey(llama_memory_t memory, int n_cells) {
   if (layers_.empty())
     return "no K tensor named cache_k_l<layer> with " + std::to_string(n_cells) +
            " cells was found";
-  keep_queries(window_);
+  calls_.resize(static_cast<std::size_t>(sequences));
+  for (int id = 0; id < sequences; ++id) keep_queries(id, call_of(id).window);
   return "";
 }
 
-void TensorTap::keep_queries(int window) {
-  window_ = window;
-  rings_.assign(layers_.size(), {});
+void TensorTap::keep_queries(llama_seq_id sequence, int window) {
+  SequenceCall& call = call_of(sequence);
+  call.window = window;
+  copies_queries_ =
+      std::ranges::any_of(calls_, [](const SequenceCall& each) { return each.window > 0; });
+  call.rings.assign(layers_.size(), {});
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const std::size_t floats = static_cast<std::size_t>(window_) * token_floats(i);
-    rings_[i].data.resize(floats);
-    rings_[i].ordered.resize(floats);
+    const std::size_t floats = static_cast<std::size_t>(window) * token_floats(i);
+    call.rings[i].data.resize(floats);
+    call.rings[i].ordered.resize(floats);
   }
-  clear_call();
+  clear_call(sequence);
 }
 
 std::size_t TensorTap::token_floats(std::size_t layer) const {
@@ -80,16 +87,16 @@ std::size_t TensorTap::token_floats(std::size_t layer) const {
          static_cast<std::size_t>(shape.group * shape.dim_k);
 }
 
-QueriesView TensorTap::queries(std::size_t layer, int head, int tokens) {
+QueriesView TensorTap::queries(llama_seq_id sequence, std::size_t layer, int head, int tokens) {
   const TappedLayer& shape = layers_[layer];
-  QueryRing& ring = rings_[layer];
+  const int window = call_of(sequence).window;
+  QueryRing& ring = call_of(sequence).rings[layer];
   const std::size_t floats = token_floats(layer);
   const std::int64_t last = std::min<std::int64_t>(ring.seen, tokens);
-  const std::int64_t first =
-      std::max<std::int64_t>(0, std::max(last - window_, ring.seen - window_));
+  const std::int64_t first = std::max<std::int64_t>(0, std::max(last, ring.seen) - window);
   if (head == 0) {
     for (std::int64_t t = first; t < last; ++t) {
-      std::copy_n(ring.data.begin() + static_cast<std::ptrdiff_t>((t % window_) * floats), floats,
+      std::copy_n(ring.data.begin() + static_cast<std::ptrdiff_t>((t % window) * floats), floats,
                   ring.ordered.begin() + static_cast<std::ptrdiff_t>((t - first) * floats));
     }
   }
@@ -101,40 +108,43 @@ QueriesView TensorTap::queries(std::size_t layer, int head, int tokens) {
           .dim = shape.dim_k};
 }
 
-void TensorTap::clear_call() {
-  cells_.clear();
-  labels_.clear();
-  first_micro_batch_ = 0;
-  for (QueryRing& ring : rings_) ring.seen = 0;
+void TensorTap::clear_call(llama_seq_id sequence) {
+  SequenceCall& call = call_of(sequence);
+  call.cells.clear();
+  call.labels.clear();
+  call.first_micro_batch = 0;
+  for (QueryRing& ring : call.rings) ring.seen = 0;
 }
 
-TensorTap::Call TensorTap::call() const {
-  Call call{cells_, labels_, first_micro_batch_, window_, {}};
-  for (std::size_t i = 0; i < rings_.size(); ++i) {
+TensorTap::Call TensorTap::call(llama_seq_id sequence) const {
+  const SequenceCall& own = call_of(sequence);
+  Call call{own.cells, own.labels, own.first_micro_batch, own.window, {}};
+  for (std::size_t i = 0; i < own.rings.size(); ++i) {
+    const QueryRing& ring = own.rings[i];
     const auto floats = static_cast<std::ptrdiff_t>(token_floats(i));
     std::vector<float>& queries = call.queries.emplace_back();
-    for (std::int64_t t = std::max<std::int64_t>(0, rings_[i].seen - window_); t < rings_[i].seen;
-         ++t) {
-      const auto query = rings_[i].data.begin() + (t % window_) * floats;
+    for (std::int64_t t = std::max<std::int64_t>(0, ring.seen - own.window); t < ring.seen; ++t) {
+      const auto query = ring.data.begin() + (t % own.window) * floats;
       queries.insert(queries.end(), query, query + floats);
     }
   }
   return call;
 }
 
-void TensorTap::go_on(const Call& call) {
-  cells_ = call.cells;
-  labels_ = call.labels;
-  first_micro_batch_ = call.first_micro_batch;
-  for (std::size_t i = 0; i < rings_.size() && window_ > 0; ++i) {
+void TensorTap::go_on(llama_seq_id sequence, const Call& call) {
+  SequenceCall& own = call_of(sequence);
+  own.cells = call.cells;
+  own.labels = call.labels;
+  own.first_micro_batch = call.first_micro_batch;
+  for (std::size_t i = 0; i < own.rings.size() && own.window > 0; ++i) {
     const auto floats = static_cast<std::ptrdiff_t>(token_floats(i));
-    const auto tokens = static_cast<std::int64_t>(cells_.size());
+    const auto tokens = static_cast<std::int64_t>(own.cells.size());
     const auto kept = std::ssize(call.queries[i]) / floats;
-    for (std::int64_t k = std::max<std::int64_t>(0, kept - window_); k < kept; ++k) {
+    for (std::int64_t k = std::max<std::int64_t>(0, kept - own.window); k < kept; ++k) {
       std::copy_n(call.queries[i].begin() + k * floats, floats,
-                  rings_[i].data.begin() + ((tokens - kept + k) % window_) * floats);
+                  own.rings[i].data.begin() + ((tokens - kept + k) % own.window) * floats);
     }
-    rings_[i].seen = tokens;
+    own.rings[i].seen = tokens;
   }
 }
 
@@ -163,7 +173,8 @@ bool TensorTap::wants(const ggml_tensor* node) const {
   if (node->op == GGML_OP_SET_ROWS) {
     return node->view_src == layers_.front().k;  // all layers write to the same cells
   }
-  return window_ > 0 && node->op == GGML_OP_FLASH_ATTN_EXT && layer_of(node->src[1]->view_src) >= 0;
+  return copies_queries_ && node->op == GGML_OP_FLASH_ATTN_EXT &&
+         layer_of(node->src[1]->view_src) >= 0;
 }
 
 void TensorTap::survey(ggml_tensor* node) {
@@ -190,25 +201,32 @@ void TensorTap::survey(ggml_tensor* node) {
   }
 }
 
+// A cell's index counts through all sequences; the tokens of one stand together.
 void TensorTap::note_cells(const ggml_tensor* node) {
   const ggml_tensor* indices = node->src[1];
-  const std::size_t first = cells_.size();
-  if (first == 0) first_micro_batch_ = static_cast<int>(indices->ne[0]);
-  cells_.resize(first + static_cast<std::size_t>(indices->ne[0]));
-  ggml_backend_tensor_get(indices, cells_.data() + first, 0, ggml_nbytes(indices));
+  const std::int64_t n_cells = layers_.front().k->ne[1];
+  indices_.resize(static_cast<std::size_t>(indices->ne[0]));
+  ggml_backend_tensor_get(indices, indices_.data(), 0, ggml_nbytes(indices));
+  parts_.clear();
+  for (const std::int64_t index : indices_) {
+    const auto sequence = static_cast<llama_seq_id>(index / n_cells);
+    if (parts_.empty() || parts_.back().sequence != sequence) parts_.push_back({sequence, 0});
+    ++parts_.back().tokens;
+    call_of(sequence).cells.push_back(index % n_cells);
+  }
   // The tokens of a micro-batch have consecutive labels, in the memory since before its graph runs.
-  const llama_pos end = llama_memory_seq_pos_max(memory_, 0) + 1;
-  for (std::size_t n = cells_.size() - first; n > 0; --n) {
-    labels_.push_back(end - static_cast<llama_pos>(n));
+  for (const Part& part : parts_) {
+    SequenceCall& call = call_of(part.sequence);
+    const llama_pos end = llama_memory_seq_pos_max(memory_, part.sequence) + 1;
+    if (call.labels.empty()) call.first_micro_batch = part.tokens;
+    for (int n = part.tokens; n > 0; --n) call.labels.push_back(end - n);
   }
 }
 
 void TensorTap::copy_queries(const ggml_tensor* node) {
-  // Q is [dim, token, head], a permuted view: strides come from nb[].
+  // Q is [dim, token, head, sequence], a permuted view: strides come from nb[].
   const ggml_tensor* q = node->src[0];
   const auto i = static_cast<std::size_t>(layer_of(node->src[1]->view_src));
-  QueryRing& ring = rings_[i];
-  const std::int64_t tokens = q->ne[1];
   const std::byte* data = static_cast<const std::byte*>(q->data);
   if (!ggml_backend_buffer_is_host(q->buffer)) {
     const ggml_tensor* base = q->view_src != nullptr ? q->view_src : q;
@@ -216,15 +234,20 @@ void TensorTap::copy_queries(const ggml_tensor* node) {
     ggml_backend_tensor_get(base, staging_.data(), 0, staging_.size());
     data = staging_.data() + q->view_offs;
   }
-  for (std::int64_t t = std::max<std::int64_t>(0, tokens - window_); t < tokens; ++t) {
-    float* out = ring.data.data() +
-                 static_cast<std::size_t>(((ring.seen + t) % window_) * q->ne[2] * q->ne[0]);
-    for (std::int64_t h = 0; h < q->ne[2]; ++h, out += q->ne[0]) {
-      std::memcpy(out, data + t * q->nb[1] + h * q->nb[2],
-                  static_cast<std::size_t>(q->ne[0]) * sizeof(float));
+  for (const Part& part : parts_) {
+    SequenceCall& call = call_of(part.sequence);
+    QueryRing& ring = call.rings[i];
+    for (std::int64_t t = std::max(0, part.tokens - call.window); t < part.tokens; ++t) {
+      float* out = ring.data.data() +
+                   static_cast<std::size_t>(((ring.seen + t) % call.window) * q->ne[2] * q->ne[0]);
+      for (std::int64_t h = 0; h < q->ne[2]; ++h, out += q->ne[0]) {
+        std::memcpy(out, data + t * q->nb[1] + h * q->nb[2],
+                    static_cast<std::size_t>(q->ne[0]) * sizeof(float));
+      }
     }
+    ring.seen += part.tokens;
+    data += q->nb[3];
   }
-  ring.seen += tokens;
 }
 
 int TensorTap::layer_of(const ggml_tensor* k) const {

@@ -18,8 +18,8 @@ namespace morphkv::llama_cpp {
 // heads.
 struct TappedLayer {
   int index = 0;             // layer number in the model
-  ggml_tensor* k = nullptr;  // [n_head_kv * dim_k, cells, 1]
-  ggml_tensor* v = nullptr;  // [n_head_kv * dim_v, cells, 1]; null with MLA
+  ggml_tensor* k = nullptr;  // [n_head_kv * dim_k, cells, sequence]
+  ggml_tensor* v = nullptr;  // [n_head_kv * dim_v, cells, sequence]; null with MLA
   int n_head_kv = 0;
   int group = 0;  // query heads per KV head
   int dim_k = 0;
@@ -42,29 +42,33 @@ class TensorTap {
   // While surveying, every layer is looked at and nothing recorded.
   void start_survey();
   // Ends the survey: from now on cells and their labels in `memory` are noted, of the layers with
-  // `n_cells` cells. Returns what is wrong with the graph, or "".
-  std::string finish_survey(llama_memory_t memory, int n_cells);
-  // From now on the queries of the last `window` tokens of a call are copied; 0 = of none.
-  // Allocates. Not within a call.
-  void keep_queries(int window);
+  // `n_cells` cells for each of `sequences` sequences. Returns what is wrong with the graph, or "".
+  std::string finish_survey(llama_memory_t memory, int n_cells, int sequences);
+  // From now on the queries of the last `window` tokens of a call of the sequence are copied; 0 =
+  // of none. Allocates. Not within a call.
+  void keep_queries(llama_seq_id sequence, int window);
 
   // Layers to evict from, in model order; valid after finish_survey().
   const std::vector<TappedLayer>& layers() const { return layers_; }
   // All layers, those with other cell counts (sliding windows) included.
   const std::vector<TappedLayer>& all_layers() const { return surveyed_; }
 
-  // Cells of the tokens evaluated since the last clear_call(), in order, and the labels that the
-  // engine gave them.
-  const std::vector<std::int64_t>& cells() const { return cells_; }
-  const std::vector<llama_pos>& labels() const { return labels_; }
+  // Cells of the sequence's tokens evaluated since the last clear_call(), in order, and the labels
+  // that the engine gave them.
+  const std::vector<std::int64_t>& cells(llama_seq_id sequence) const {
+    return call_of(sequence).cells;
+  }
+  const std::vector<llama_pos>& labels(llama_seq_id sequence) const {
+    return call_of(sequence).labels;
+  }
   // How many of these tokens the first micro-batch had.
-  int first_micro_batch() const { return first_micro_batch_; }
+  int first_micro_batch(llama_seq_id sequence) const { return call_of(sequence).first_micro_batch; }
   // Queries of KV head `head` of layers()[layer]: the last min(window, tokens) of them, oldest
   // first. [token, group, dim]. `tokens` = how many of the noted tokens count (an aborted call has
-  // fewer).
-  QueriesView queries(std::size_t layer, int head, int tokens);
+  // fewer). Several threads may ask, each about another layer or sequence.
+  QueriesView queries(llama_seq_id sequence, std::size_t layer, int head, int tokens);
   // Forgets cells, labels and queries. A call that failed leaves nothing behind.
-  void clear_call();
+  void clear_call(llama_seq_id sequence);
 
   // What is known of the call that is going on.
   struct Call {
@@ -75,9 +79,9 @@ class TensorTap {
     std::vector<std::vector<float>> queries;  // [layer] of the last min(window, tokens) tokens,
                                               // oldest first: [token, head, dim]
   };
-  Call call() const;
+  Call call(llama_seq_id sequence) const;
   // Goes on with a call of another tap of the same model. Queries beyond the window are dropped.
-  void go_on(const Call& call);
+  void go_on(llama_seq_id sequence, const Call& call);
 
  private:
   static bool callback(ggml_tensor* node, bool ask, void* self);
@@ -95,16 +99,34 @@ class TensorTap {
     std::vector<float> ordered;
     std::int64_t seen = 0;  // tokens since clear_call()
   };
+  // The call of one sequence that is going on.
+  struct SequenceCall {
+    int window = 0;
+    std::vector<QueryRing> rings;  // [layer]
+    std::vector<std::int64_t> cells;
+    std::vector<llama_pos> labels;
+    int first_micro_batch = 0;
+  };
+  // Consecutive tokens of a micro-batch that are of one sequence.
+  struct Part {
+    llama_seq_id sequence = 0;
+    int tokens = 0;
+  };
+  const SequenceCall& call_of(llama_seq_id sequence) const {
+    return calls_[static_cast<std::size_t>(sequence)];
+  }
+  SequenceCall& call_of(llama_seq_id sequence) {
+    return calls_[static_cast<std::size_t>(sequence)];
+  }
 
-  int window_ = 0;
   bool surveying_ = false;
+  bool copies_queries_ = false;  // of any sequence
   std::vector<TappedLayer> surveyed_;
   std::vector<TappedLayer> layers_;
-  std::vector<QueryRing> rings_;
+  std::vector<SequenceCall> calls_;  // [sequence]
   llama_memory_t memory_ = nullptr;
-  std::vector<std::int64_t> cells_;
-  std::vector<llama_pos> labels_;
-  int first_micro_batch_ = 0;
+  std::vector<std::int64_t> indices_;
+  std::vector<Part> parts_;  // of the micro-batch that is going on
   std::vector<std::byte> staging_;
   ggml_backend_sched_eval_callback user_callback_ = nullptr;
   void* user_data_ = nullptr;
