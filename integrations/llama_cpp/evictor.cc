@@ -62,7 +62,8 @@ class Evictor::Impl {
 
   std::string attach(llama_context_params& params, int call_tokens, int guide_tokens);
   void bind(llama_context* context);
-  void after_decode();
+  void after_decode() { after_decode(all_); }
+  void after_decode(std::span<const llama_seq_id> ids);
   void hold(int asking, llama_seq_id id);
   void guide(llama_seq_id id);
   void evict(llama_seq_id id);
@@ -118,6 +119,7 @@ class Evictor::Impl {
   std::optional<EngineThreads> threads_;
   std::vector<Worker> workers_;  // [thread]
   std::vector<BoundedSequence*> called_;
+  std::vector<llama_seq_id> all_;
 };
 
 std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens, int guide_tokens) {
@@ -238,9 +240,11 @@ void Evictor::Impl::allocate(llama_context* context) {
     rules.emplace_back(model_, find(id) == nullptr ? options_.cache : find(id)->rule().config);
   }
   sequences_.clear();
+  all_.clear();
   for (int id = 0; id < options_.sequences; ++id) {
     sequences_.emplace_back(context, id, tap_, std::move(rules[static_cast<std::size_t>(id)]),
                             guide_tokens_, options_.poison_freed_rows.value_or(kDebugBuild));
+    all_.push_back(id);
   }
   called_.reserve(sequences_.size());
   // Calls of a device's backend come from one thread.
@@ -280,15 +284,16 @@ class Timed {
 
 // One call of the rule for each sequence that has new tokens: note their cells, append their rows,
 // and let the excess leave.
-void Evictor::Impl::after_decode() {
+void Evictor::Impl::after_decode(std::span<const llama_seq_id> ids) {
   require_bound("after_decode");
   called_.clear();
-  for (BoundedSequence& sequence : sequences_) {
-    sequence.find_new_cells();
-    if (sequence.new_tokens() > 0) {
-      called_.push_back(&sequence);
+  for (const llama_seq_id id : ids) {
+    BoundedSequence& called = sequence("after_decode", id);
+    called.find_new_cells();
+    if (called.new_tokens() > 0) {
+      called_.push_back(&called);
     } else {
-      sequence.end_call();
+      called.end_call();
     }
   }
   const Timed timed(called_);
@@ -397,6 +402,9 @@ std::string Evictor::attach(llama_context_params& params, int call_tokens, int g
 }
 void Evictor::bind(llama_context* context) { impl_->bind(context); }
 void Evictor::after_decode() { impl_->after_decode(); }
+void Evictor::after_decode(std::span<const llama_seq_id> sequences) {
+  impl_->after_decode(sequences);
+}
 void Evictor::hold(int asking, llama_seq_id id) { impl_->hold(asking, id); }
 void Evictor::guide(llama_seq_id id) { impl_->guide(id); }
 void Evictor::evict(llama_seq_id id) { impl_->evict(id); }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "morphkv/llama_cpp/model_file.h"
+#include "prompt_reader.h"
 
 namespace morphkv::llama_cpp {
 namespace {
@@ -118,9 +119,13 @@ SessionResult Session::read(const Prompt& prompt, const SessionCallbacks& callba
     result.prefill_mode = Prefill::kStream;
   }
   int call_tokens = 0;
+  GuidePlan plan;
   if (result.prefill_mode == Prefill::kGuided) {
-    call_tokens = plan_guides(prompt);
-    result.guide_tokens = tail_;
+    const int most = bounded_micro_batch(options_.micro_batch, budget);
+    plan = plan_guides(prompt, options_.guide, most);
+    call_tokens = plan.piece + plan.guide;
+    most_asking_ = plan.most_asking();
+    result.guide_tokens = plan.tail;
     for (const auto& guide : prompt.guides) result.guide_tokens += static_cast<int>(guide.size());
   }
   const bool whole = result.prefill_mode == Prefill::kWhole;
@@ -141,7 +146,11 @@ SessionResult Session::read(const Prompt& prompt, const SessionCallbacks& callba
 
   const Stopwatch prefill;
   const bool guided = result.prefill_mode == Prefill::kGuided;
-  const bool going = guided ? read_guided(prompt) : read_prompt(prompt.tokens);
+  const int micro_batch = static_cast<int>(llama_n_ubatch(context_.get()));
+  const bool going =
+      read_pieces(guided ? PromptReader(evictor_, 0, prompt, plan)
+                         : PromptReader(evictor_, 0, prompt.tokens, whole ? tokens : micro_batch),
+                  tokens);
   if (going && whole) move_to_small_context();
   result.guide_ms = guide_ms_;
   result.prefill_ms = prefill.ms();
@@ -158,24 +167,6 @@ void Session::feed(std::span<const llama_token> tokens) {
   if (!context_) throw EngineError("feed() before read(), which makes the context");
   decode(tokens);
   evictor_.after_decode();
-}
-
-// Sizes of guided reading. A piece and its guide fill one micro-batch, or the piece half of it.
-// Returns the most tokens between two evictions.
-int Session::plan_guides(const Prompt& prompt) {
-  const int micro_batch = bounded_micro_batch(options_.micro_batch, options_.evictor.cache.budget);
-  const int usual = std::min(kGuideTokens, std::max(1, micro_batch / 8));
-  const auto question = static_cast<int>(prompt.tokens.size() - prompt.question);
-  tail_ =
-      std::clamp(options_.guide > 0 ? options_.guide : usual, 1, std::min(question, micro_batch));
-  int longest = prompt.guides.empty() || prompt.end_guides_too ? tail_ : 0;
-  for (const auto& guide : prompt.guides) {
-    longest = std::max(longest, static_cast<int>(guide.size()));
-  }
-  piece_ = std::max(micro_batch - longest, (micro_batch + 1) / 2);
-  if (!prompt.guides.empty()) piece_ = std::max(piece_, tail_);  // both are there at the end
-  most_asking_ = std::max(longest, tail_);
-  return piece_ + longest;
 }
 
 std::string Session::make_context(int call_tokens) {
@@ -218,62 +209,28 @@ void Session::move_to_small_context() {
   evictor_.restore(rows);
 }
 
-bool Session::read_prompt(std::span<const llama_token> prompt) {
-  const bool evict_between = options_.prefill != Prefill::kWhole;
-  const std::size_t piece = llama_n_ubatch(context_.get());
-  for (std::size_t done = 0; done < prompt.size();) {
-    report_progress(done, prompt.size());
-    const std::size_t n = std::min(piece, prompt.size() - done);
-    const bool going = decode(prompt.subspan(done, n));
-    done += n;
-    if (evict_between || done == prompt.size() || !going) evictor_.after_decode();
-    if (!going) return false;
-  }
-  report_progress(prompt.size(), prompt.size());
-  return true;
-}
-
-void Session::report_progress(std::size_t done, std::size_t total) const {
-  if (!active_->on_prompt) return;
-  active_->on_prompt(static_cast<int>(done), static_cast<int>(total), evictor_.stats().rows_kept);
-}
-
-// Piece by piece: evaluate, let the guides say which rows matter, evict. At the end of the prompt
-// its own tokens ask.
-bool Session::read_guided(const Prompt& prompt) {
-  const int total = static_cast<int>(prompt.tokens.size());
-  std::vector<std::vector<llama_token>> guides = prompt.guides;
-  if (prompt.guides.empty() || prompt.end_guides_too) {
-    guides.emplace_back(prompt.tokens.end() - tail_, prompt.tokens.end());
-  }
-  for (int done = 0; done < total;) {
-    report_progress(done, total);
-    const int rest = total - done;
-    const bool last = rest <= std::max(piece_, tail_);
-    const int n = last ? rest : std::min(piece_, rest - tail_);  // the tail stays together
-    bool going =
-        last ? decode(prompt.tokens.subspan(done, n)) : evaluate(prompt.tokens.subspan(done, n));
-    done += n;
-    evictor_.hold(last ? tail_ : 0);
-    const bool asks = evictor_.stats().rows_kept > options_.evictor.cache.budget &&
-                      !(last && prompt.guides.empty());
-    if (going && asks) going = ask_guides(guides);
-    evictor_.evict();
-    if (!going) return false;
+bool Session::read_pieces(PromptReader reader, int total) {
+  const std::size_t most = llama_n_ubatch(context_.get());
+  while (!reader.next().empty()) {
+    const bool asking = reader.asking();
+    if (!asking) report_progress(reader.done(), total);
+    const Stopwatch watch;
+    const auto tokens = reader.next().first(std::min(most, reader.next().size()));
+    const bool going = reader.last() ? decode(tokens) : evaluate(tokens);
+    if (!going) {
+      reader.stop();
+      return false;
+    }
+    reader.evaluated(static_cast<int>(tokens.size()));
+    if (asking) guide_ms_ += watch.ms();
   }
   report_progress(total, total);
   return true;
 }
 
-bool Session::ask_guides(std::span<const std::vector<llama_token>> guides) {
-  const Stopwatch watch;
-  bool going = true;
-  for (std::size_t i = 0; i < guides.size() && going; ++i) {
-    going = evaluate(guides[i]);
-    evictor_.guide();
-  }
-  guide_ms_ += watch.ms();
-  return going;
+void Session::report_progress(int done, int total) const {
+  if (!active_->on_prompt) return;
+  active_->on_prompt(done, total, evictor_.stats().rows_kept);
 }
 
 FinishReason Session::generate(const SessionCallbacks& callbacks, SessionResult& result) {

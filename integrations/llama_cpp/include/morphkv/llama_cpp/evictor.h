@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -112,6 +113,8 @@ class Evictor {
   // then evicts down to the budget, in every sequence that has new tokens. Tokens of several
   // llama_decode() calls count as one call of the rule. Throws EngineError.
   void after_decode();
+  // The same for some of the sequences; the tokens of the others wait.
+  void after_decode(std::span<const llama_seq_id> sequences);
 
   // after_decode() in parts for one sequence, for guided prefill: hold() takes the new tokens over
   // and evicts nothing; then any number of guides, each evaluated with llama_decode() at the

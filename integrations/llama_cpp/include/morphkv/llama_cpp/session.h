@@ -90,6 +90,8 @@ struct SessionResult {
 // length (0 = unknown), a question or guides that do not fit. Throws std::invalid_argument.
 void check_prompt(const Prompt& prompt, const SessionOptions& options, int trained_length);
 
+class PromptReader;
+
 class Session {
  public:
   // Throws std::invalid_argument (validate(), limits) or Unsupported. The model must outlive the
@@ -118,13 +120,10 @@ class Session {
   llama_context* context() const { return context_.get(); }
 
  private:
-  int plan_guides(const Prompt& prompt);
   std::string make_context(int call_tokens);
   void move_to_small_context();
-  bool read_prompt(std::span<const llama_token> prompt);
-  bool read_guided(const Prompt& prompt);
-  void report_progress(std::size_t done, std::size_t total) const;
-  bool ask_guides(std::span<const std::vector<llama_token>> guides);
+  bool read_pieces(PromptReader reader, int total);
+  void report_progress(int done, int total) const;
   FinishReason generate(const SessionCallbacks& callbacks, SessionResult& result);
   bool decode(std::span<const llama_token> tokens);
   bool evaluate(std::span<const llama_token> tokens);
@@ -139,12 +138,8 @@ class Session {
   std::vector<float> logits_;                 // of the next token
   const SessionCallbacks* active_ = nullptr;  // during run()
   std::size_t kv_bytes_peak_ = 0;
-  // Of a guided prompt: tokens of a piece, its last tokens that ask, most that ask at once, what
-  // the guides cost.
-  int piece_ = 0;
-  int tail_ = 0;
-  int most_asking_ = 0;
-  double guide_ms_ = 0.0;
+  int most_asking_ = 0;    // tokens of a guide at once
+  double guide_ms_ = 0.0;  // what the guides cost
 };
 
 }  // namespace morphkv::llama_cpp

@@ -47,8 +47,8 @@ struct Turn {
 // The turn would need more rows than it may have, and must not evict.
 class TooLong : public std::invalid_argument {
  public:
-  TooLong(const std::string& what, int tokens, int limit)
-      : std::invalid_argument(what), tokens(tokens), limit(limit) {}
+  TooLong(const std::string& what, int has, int may_have)
+      : std::invalid_argument(what), tokens(has), limit(may_have) {}
   int tokens;  // that the prompt has
   int limit;   // that there is room or training for
 };

@@ -1,0 +1,496 @@
+#include "morphkv/llama_cpp/slots.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "bounded_sequence.h"
+#include "morphkv/llama_cpp/model_file.h"
+#include "prompt_reader.h"
+
+namespace morphkv::llama_cpp {
+namespace {
+
+constexpr int kMostAlternatives = 20;
+constexpr int kLeastShare = 8;  // tokens of a step that each prompt gets, if there are so many
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+const SlotsOptions& checked(const SlotsOptions& o) {
+  if (o.slots < 1 || o.slots > 64) refuse("slots " + std::to_string(o.slots) + ": give 1 to 64");
+  if (o.piece < 32) refuse("piece " + std::to_string(o.piece) + " is below 32 tokens");
+  if (o.batch_tokens < o.slots || o.batch_tokens < 32) {
+    refuse("batch size " + std::to_string(o.batch_tokens) + " is below " +
+           std::to_string(std::max(32, o.slots)) + ": give at least 32, and a token for each slot");
+  }
+  if (o.threads < 0) refuse("threads " + std::to_string(o.threads) + " is negative");
+  return o;
+}
+
+// The rule that stands in a slot until a turn brings its own.
+CacheConfig reserved(int budget) { return default_profile().with_budget(budget); }
+
+struct BatchDeleter {
+  void operator()(llama_batch* batch) const {
+    llama_batch_free(*batch);
+    delete batch;
+  }
+};
+
+// What a step evaluates. The logits of a token are asked for by its place in it.
+class Batch {
+ public:
+  explicit Batch(int most) : batch_(new llama_batch(llama_batch_init(most, 0, 1))) {}
+  void clear() { batch_->n_tokens = 0; }
+  int size() const { return batch_->n_tokens; }
+  void add(llama_token token, Position position, llama_seq_id sequence, bool logits) {
+    const int i = batch_->n_tokens++;
+    batch_->token[i] = token;
+    batch_->pos[i] = static_cast<llama_pos>(position);
+    batch_->n_seq_id[i] = 1;
+    batch_->seq_id[i][0] = sequence;
+    batch_->logits[i] = logits ? 1 : 0;
+  }
+  llama_batch get() const { return *batch_; }
+
+ private:
+  std::unique_ptr<llama_batch, BatchDeleter> batch_;
+};
+
+struct Slot {
+  std::vector<llama_token> seen;  // evaluated and taken over
+  bool busy = false;
+  Turn turn;
+  Slots::Handler handler;
+  std::optional<PromptReader> reader;  // while the prompt is read
+  std::optional<Sampler> sampler;
+  llama_token pending = 0;  // chosen, not evaluated yet
+  int reused = 0;
+  int generated = 0;
+  int limit = 0;  // of generated tokens
+  // In this step:
+  int tokens = 0;      // of the prompt or a guide
+  int logits_at = -1;  // place in the batch of the logits that are wanted
+};
+
+}  // namespace
+
+class Slots::Impl {
+ public:
+  Impl(const llama_model* model, const SlotsOptions& options)
+      : model_(model),
+        options_(checked(options)),
+        evictor_(model, {.cache = reserved(options.budget),
+                         .sequences = options.slots,
+                         .poison_freed_rows = std::nullopt}),
+        slots_(static_cast<std::size_t>(options.slots)),
+        batch_(options.batch_tokens),
+        trained_length_(llama_model_n_ctx_train(model)),
+        n_vocab_(static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)))) {
+    make_context();
+  }
+
+  void check(const Turn& turn) const;
+  int reusable(int slot, const Turn& turn) const;
+  void begin(int slot, Turn turn, Handler handler);
+  bool step();
+  void end(int slot);
+  void erase(int slot);
+  std::string save(int slot) const;
+  void restore(int slot, std::string_view bytes);
+  SlotStats stats(int slot) const;
+
+  const Slot& at(int slot) const {
+    if (slot < 0 || slot >= options_.slots) {
+      refuse("slot " + std::to_string(slot) + " is none of 0 to " +
+             std::to_string(options_.slots - 1));
+    }
+    return slots_[static_cast<std::size_t>(slot)];
+  }
+  Slot& at(int slot) { return const_cast<Slot&>(std::as_const(*this).at(slot)); }
+  const Evictor& evictor() const { return evictor_; }
+  const SlotsOptions& options() const { return options_; }
+
+ private:
+  void make_context();
+  void check_length(const Turn& turn) const;
+  Prompt prompt_of(const Turn& turn, int begin) const;
+  void make_reader(int slot);
+  void fill_batch();
+  Position next_position(int id) const;
+  void share_out(std::span<const int> readers);
+  void add_tokens(int slot, int n);
+  void take_over();
+  void choose_tokens();
+  void choose(int slot);
+  void finish(int slot, FinishReason reason);
+  void fail(int slot, const std::string& why);
+  int id_of(const Slot& slot) const { return static_cast<int>(&slot - slots_.data()); }
+
+  const llama_model* model_;
+  SlotsOptions options_;
+  Evictor evictor_;
+  std::vector<Slot> slots_;
+  Batch batch_;
+  ContextPtr context_;  // after evictor_: the context calls it back
+  int trained_length_;  // 0 = unknown
+  std::size_t n_vocab_;
+};
+
+void Slots::Impl::make_context() {
+  llama_context_params params = llama_context_default_params();
+  const int threads = options_.threads > 0
+                          ? options_.threads
+                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  params.n_threads = params.n_threads_batch = threads;
+  params.n_batch = params.n_ubatch = static_cast<std::uint32_t>(options_.batch_tokens);
+  params.type_k = options_.type_k;
+  params.type_v = options_.type_v;
+  params.no_perf = true;
+  params.n_seq_max = static_cast<std::uint32_t>(options_.slots);
+  params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  evictor_.attach(params, options_.piece, options_.piece / 2);
+  // The batch is bounded by what a step takes, not by the budget: a piece is several batches.
+  params.n_batch = params.n_ubatch = static_cast<std::uint32_t>(options_.batch_tokens);
+  context_.reset(llama_init_from_model(const_cast<llama_model*>(model_), params));
+  if (!context_) {
+    throw EngineError("llama.cpp could not make a context of " + std::to_string(params.n_ctx) +
+                      " cells; lower the number of slots or the budget");
+  }
+  evictor_.bind(context_.get());
+}
+
+void Slots::Impl::check(const Turn& turn) const {
+  const CacheConfig& cache = turn.cache;
+  validate(cache);
+  if (cache.budget > options_.budget) {
+    refuse("budget " + std::to_string(cache.budget) + " is above " +
+           std::to_string(options_.budget) + ", what is reserved for each slot: lower it");
+  }
+  try {
+    if (!Rule(model_, cache).traits.evicts) {
+      refuse("policy '" + cache.policy +
+             "' evicts nothing: ask for strict instead, which refuses "
+             "what does not fit");
+    }
+  } catch (const Unsupported& error) {
+    refuse(error.what());
+  }
+  if (turn.prefill == Prefill::kWhole) {
+    refuse("prefill 'whole' needs a cache as large as the prompt: use guided or stream");
+  }
+  validate(turn.sampling);
+  for (const llama_token token : turn.prompt) {
+    if (token < 0 || static_cast<std::size_t>(token) >= n_vocab_) {
+      refuse("token " + std::to_string(token) + " of the prompt is none of 0 to " +
+             std::to_string(n_vocab_ - 1));
+    }
+  }
+  if (turn.prompt.empty()) refuse("the prompt is empty: give at least one token");
+  if (turn.question >= turn.prompt.size()) {
+    refuse("the question begins at token " + std::to_string(turn.question) + ", the prompt has " +
+           std::to_string(turn.prompt.size()));
+  }
+  const int most = std::min(options_.piece / 2, options_.batch_tokens);
+  for (const auto& guide : turn.guides) {
+    if (guide.empty()) refuse("a guide is empty: give at least one token");
+    if (static_cast<int>(guide.size()) > most) {
+      refuse("a guide has " + std::to_string(guide.size()) + " tokens, the limit is " +
+             std::to_string(most) + ": shorten it");
+    }
+  }
+  if (turn.top_logprobs > kMostAlternatives) {
+    refuse("top_logprobs " + std::to_string(turn.top_logprobs) + " is above " +
+           std::to_string(kMostAlternatives));
+  }
+  check_length(turn);
+}
+
+void Slots::Impl::check_length(const Turn& turn) const {
+  const auto tokens = static_cast<int>(turn.prompt.size());
+  if (!turn.allow_past_training && trained_length_ > 0 && tokens > trained_length_) {
+    throw TooLong("the prompt has " + std::to_string(tokens) +
+                      " tokens, the model was trained for " + std::to_string(trained_length_) +
+                      ": shorten it, or go beyond knowingly with allow_past_training",
+                  tokens, trained_length_);
+  }
+  if (turn.strict && tokens > turn.cache.budget) {
+    throw TooLong("the prompt has " + std::to_string(tokens) + " tokens, the budget is " +
+                      std::to_string(turn.cache.budget) +
+                      " rows and strict forbids eviction: shorten it, or leave strict out",
+                  tokens, turn.cache.budget);
+  }
+}
+
+int Slots::Impl::reusable(int id, const Turn& turn) const {
+  const Slot& slot = at(id);
+  const bool same_rule = evictor_.config(id) == turn.cache;
+  // The last token of a prompt is always evaluated: its logits are wanted.
+  const bool goes_on = slot.seen.size() < turn.prompt.size() &&
+                       std::equal(slot.seen.begin(), slot.seen.end(), turn.prompt.begin());
+  const bool whole = evictor_.stats(id).rows_evicted == 0 || !turn.strict;
+  return same_rule && goes_on && whole ? static_cast<int>(slot.seen.size()) : 0;
+}
+
+void Slots::Impl::begin(int id, Turn turn, Handler handler) {
+  Slot& slot = at(id);
+  if (slot.busy) refuse("slot " + std::to_string(id) + " is busy");
+  check(turn);
+  Sampler sampler(model_, turn.sampling);
+  const int reused = reusable(id, turn);
+  if (reused == 0) {
+    evictor_.clear(turn.cache, id);
+    slot.seen.clear();
+  }
+  slot.turn = std::move(turn);
+  slot.handler = std::move(handler);
+  slot.sampler = std::move(sampler);
+  slot.reused = reused;
+  slot.generated = 0;
+  slot.limit = slot.turn.max_tokens >= 0 ? slot.turn.max_tokens : kTokenCap;
+  if (slot.turn.strict) {  // the last token needs no row
+    const auto room = slot.turn.cache.budget - static_cast<int>(slot.turn.prompt.size()) + 1;
+    slot.limit = std::min(slot.limit, room);
+  }
+  slot.busy = true;
+  make_reader(id);
+}
+
+Prompt Slots::Impl::prompt_of(const Turn& turn, int begin) const {
+  const auto first = static_cast<std::size_t>(begin);
+  return {.tokens = std::span(turn.prompt).subspan(first),
+          .guides = turn.guides,
+          .end_guides_too = turn.end_guides_too,
+          .question = std::max(turn.question, first) - first};
+}
+
+void Slots::Impl::make_reader(int id) {
+  Slot& slot = at(id);
+  const Turn& turn = slot.turn;
+  const Prompt prompt = prompt_of(turn, slot.reused);
+  const int rows = evictor_.stats(id).rows_kept + static_cast<int>(prompt.tokens.size());
+  const int most = std::min(options_.piece, std::max(32, turn.cache.budget));
+  if (turn.prefill == Prefill::kGuided && evictor_.takes_guides(id) && rows > turn.cache.budget) {
+    GuidePlan plan = plan_guides(prompt, 0, most);
+    slot.reader.emplace(evictor_, id, prompt, plan);
+  } else {
+    slot.reader.emplace(evictor_, id, prompt.tokens, most);
+  }
+}
+
+bool Slots::Impl::step() {
+  fill_batch();
+  if (batch_.size() == 0) return false;
+  const int status = llama_decode(context_.get(), batch_.get());
+  if (status != 0) {
+    for (Slot& slot : slots_) {
+      if (slot.tokens > 0 || slot.logits_at >= 0) {
+        fail(id_of(slot), "llama_decode failed with status " + std::to_string(status));
+      }
+    }
+    return true;
+  }
+  take_over();
+  choose_tokens();
+  return true;
+}
+
+// Behind all that the engine holds: tokens of a piece or a guide may wait to be taken over.
+Position Slots::Impl::next_position(int id) const {
+  return llama_memory_seq_pos_max(llama_get_memory(context_.get()), id) + 1;
+}
+
+// The tokens chosen last, then a share of the prompts, the shortest rest first.
+void Slots::Impl::fill_batch() {
+  batch_.clear();
+  std::vector<int> readers;
+  for (Slot& slot : slots_) {
+    slot.tokens = 0;
+    slot.logits_at = -1;
+    if (slot.busy && slot.reader) readers.push_back(id_of(slot));
+  }
+  const bool slides = llama_model_n_swa(model_) > 0;
+  for (const int id : readers) {
+    const PromptReader& reader = *at(id).reader;
+    if (slides && reader.asking()) {  // in one micro-batch: nobody else is in it
+      add_tokens(id, static_cast<int>(reader.next().size()));
+      return;
+    }
+  }
+  for (Slot& slot : slots_) {
+    if (!slot.busy || slot.reader) continue;
+    slot.logits_at = batch_.size();
+    batch_.add(slot.pending, next_position(id_of(slot)), id_of(slot), true);
+  }
+  share_out(readers);
+}
+
+void Slots::Impl::share_out(std::span<const int> readers) {
+  const auto rest = [&](int id) {
+    return static_cast<int>(at(id).turn.prompt.size()) - at(id).reused - at(id).reader->done();
+  };
+  std::vector<int> order(readers.begin(), readers.end());
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return rest(a) < rest(b); });
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const int left = options_.batch_tokens - batch_.size();
+    const auto others = static_cast<int>(order.size() - 1 - i);
+    const int kept_back = others * std::min(kLeastShare, left / (others + 1));
+    const auto wanted = static_cast<int>(at(order[i]).reader->next().size());
+    add_tokens(order[i], std::min(wanted, left - kept_back));
+  }
+}
+
+void Slots::Impl::add_tokens(int id, int n) {
+  Slot& slot = at(id);
+  const std::span<const llama_token> tokens = slot.reader->next();
+  Position position = next_position(id);
+  const bool end = slot.reader->last() && n == static_cast<int>(tokens.size());
+  for (int t = 0; t < n; ++t) {
+    const bool logits = end && t == n - 1;
+    if (logits) slot.logits_at = batch_.size();
+    batch_.add(tokens[static_cast<std::size_t>(t)], position++, id, logits);
+  }
+  slot.tokens = n;
+}
+
+// The rule decides about what was evaluated.
+void Slots::Impl::take_over() {
+  std::vector<llama_seq_id> answering;
+  for (Slot& slot : slots_) {
+    if (slot.busy && !slot.reader && slot.logits_at >= 0) answering.push_back(id_of(slot));
+  }
+  try {
+    evictor_.after_decode(answering);
+    for (const llama_seq_id id : answering) at(id).seen.push_back(at(id).pending);
+  } catch (const EngineError& error) {
+    for (const llama_seq_id id : answering) fail(id, error.what());
+  }
+  for (Slot& slot : slots_) {
+    if (slot.tokens == 0) continue;
+    const int id = id_of(slot);
+    try {
+      slot.reader->evaluated(slot.tokens);
+      const auto done = static_cast<std::size_t>(slot.reused + slot.reader->done());
+      slot.seen.assign(slot.turn.prompt.begin(),
+                       slot.turn.prompt.begin() + static_cast<std::ptrdiff_t>(done));
+    } catch (const EngineError& error) {
+      fail(id, error.what());
+    }
+  }
+}
+
+void Slots::Impl::choose_tokens() {
+  for (Slot& slot : slots_) {
+    if (!slot.busy || slot.logits_at < 0) continue;
+    slot.reader.reset();
+    try {
+      choose(id_of(slot));
+    } catch (const EngineError& error) {
+      fail(id_of(slot), error.what());
+    }
+  }
+}
+
+void Slots::Impl::choose(int id) {
+  Slot& slot = at(id);
+  const Turn& turn = slot.turn;
+  if (slot.limit <= slot.generated) return finish(id, FinishReason::kLength);
+  const float* data = llama_get_logits_ith(context_.get(), slot.logits_at);
+  if (data == nullptr) throw EngineError("llama.cpp gave no logits");
+  const std::span<const float> logits(data, n_vocab_);
+  const llama_token token = slot.sampler->choose(logits, turn.ignore_eos);
+  if (!turn.ignore_eos && llama_vocab_is_eog(llama_model_get_vocab(model_), token)) {
+    return finish(id, FinishReason::kStop);
+  }
+  ++slot.generated;
+  GeneratedToken generated{token, token_text(model_, token, false), {}, {}};
+  if (turn.top_logprobs >= 0) {
+    generated.chosen = probability_of(token, logits);
+    generated.likeliest = likeliest(turn.top_logprobs, logits);
+  }
+  slot.pending = token;
+  if (slot.handler.on_token) slot.handler.on_token(std::move(generated));
+  if (slot.generated == slot.limit) return finish(id, FinishReason::kLength);
+  if (!turn.allow_past_training && trained_length_ > 0 && evictor_.offset(id) >= trained_length_) {
+    return finish(id, FinishReason::kTrainedLength);
+  }
+}
+
+void Slots::Impl::finish(int id, FinishReason reason) {
+  Slot& slot = at(id);
+  slot.busy = false;
+  slot.reader.reset();
+  const Handler handler = std::exchange(slot.handler, {});
+  if (handler.on_end) handler.on_end(reason);
+}
+
+void Slots::Impl::fail(int id, const std::string& why) {
+  Slot& slot = at(id);
+  const Handler handler = std::exchange(slot.handler, {});
+  slot.busy = false;
+  erase(id);
+  if (handler.on_error) handler.on_error(why);
+}
+
+// A prompt that was read in part leaves nothing behind: the rest would be read in other pieces.
+void Slots::Impl::end(int id) {
+  Slot& slot = at(id);
+  if (!slot.busy) return;
+  slot.busy = false;
+  slot.handler = {};
+  if (slot.reader) erase(id);
+}
+
+void Slots::Impl::erase(int id) {
+  Slot& slot = at(id);
+  if (slot.busy) refuse("slot " + std::to_string(id) + " is busy");
+  slot.reader.reset();
+  slot.seen.clear();
+  slot.reused = slot.generated = 0;
+  slot.turn.prompt.clear();
+  evictor_.clear(id);
+}
+
+SlotStats Slots::Impl::stats(int id) const {
+  const Slot& slot = at(id);
+  const EvictorStats cache = evictor_.stats(id);
+  SlotStats s;
+  s.busy = slot.busy;
+  s.reading = slot.busy && slot.reader.has_value();
+  s.tokens_seen = cache.tokens_seen;
+  s.rows_kept = cache.rows_kept;
+  s.rows_evicted = cache.rows_evicted;
+  s.prompt_tokens = static_cast<int>(slot.turn.prompt.size());
+  s.reused_tokens = slot.reused;
+  s.prompt_read =
+      s.reading ? slot.reused + slot.reader->done() : static_cast<int>(slot.turn.prompt.size());
+  s.generated_tokens = slot.generated;
+  s.cache = evictor_.config(id);
+  return s;
+}
+
+Slots::Slots(const llama_model* model, const SlotsOptions& options)
+    : impl_(std::make_unique<Impl>(model, options)) {}
+Slots::~Slots() = default;
+
+void Slots::check(const Turn& turn) const { impl_->check(turn); }
+int Slots::reusable(int slot, const Turn& turn) const { return impl_->reusable(slot, turn); }
+void Slots::begin(int slot, Turn turn, Handler handler) {
+  impl_->begin(slot, std::move(turn), std::move(handler));
+}
+bool Slots::step() { return impl_->step(); }
+void Slots::end(int slot) { impl_->end(slot); }
+void Slots::erase(int slot) { impl_->erase(slot); }
+int Slots::slots() const { return impl_->options().slots; }
+SlotStats Slots::stats(int slot) const { return impl_->stats(slot); }
+std::span<const llama_token> Slots::tokens_seen(int slot) const { return impl_->at(slot).seen; }
+std::vector<BoundLayer> Slots::snapshot(int slot) const {
+  static_cast<void>(impl_->at(slot));
+  return impl_->evictor().snapshot(slot);
+}
+std::size_t Slots::kv_bytes_allocated() const {
+  return impl_->evictor().stats(0).kv_bytes_allocated;
+}
+const SlotsOptions& Slots::options() const { return impl_->options(); }
+
+}  // namespace morphkv::llama_cpp
