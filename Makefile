@@ -35,6 +35,7 @@ model: setup ## print the path of the test model, fetching it if need be
 
 test: build ## set up, build and run every test
 	@scripts/setup cross
+	@scripts/setup browser
 	@ctest --preset release
 
 test-reference: setup ## run the reference's own tests against morphkv.mlx (`make test` does too)

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "../eval/prose.h"
+#include "morphkv/llama_cpp/chat_template.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/policy.h"
@@ -99,7 +100,7 @@ Question question_of(const llama_model* model, const Task& task, int document, i
 std::vector<llama_token> prompt_of(const llama_model* model, const Task& task, const Question& q) {
   if (!task.chat) return tokenize(model, q.text + "\n\n" + q.question, true);
   const std::string question = q.question.substr(0, q.question.find("\nAnswer"));
-  return tokenize(model, apply_chat_template(model, {{"user", q.text + "\n\n" + question}}), true);
+  return tokenize(model, ChatTemplate(model).render({{"user", q.text + "\n\n" + question}}), true);
 }
 
 // "name key=value ...": name is a policy or a way of reading it.

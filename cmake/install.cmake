@@ -13,8 +13,10 @@ install(EXPORT morphkvTargets NAMESPACE morphkv:: DESTINATION "${package_dir}")
 if(MORPHKV_LLAMA_CPP AND llama_FOUND)
   set(MORPHKV_INSTALL_LLAMA_CPP ON)
   cmake_path(SET llama_prefix NORMALIZE "${llama_DIR}/../../..")  # <prefix>/lib/cmake/llama
+  # Chat templates stay with the tool: a user's llama.cpp package has no library common.
   install(DIRECTORY integrations/llama_cpp/include/morphkv
-    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
+    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h"
+    PATTERN chat_template.h EXCLUDE)
   install(TARGETS morphkv_llama EXPORT morphkvLlamaTargets)
   install(EXPORT morphkvLlamaTargets NAMESPACE morphkv:: DESTINATION "${package_dir}")
 endif()

@@ -7,9 +7,10 @@ endif()
 
 if(MORPHKV_LLAMA_SOURCE)
   block()
-    foreach(part COMMON TOOLS EXAMPLES TESTS SERVER APP)
-      set(LLAMA_BUILD_${part} OFF)
+    foreach(part BUILD_TOOLS BUILD_EXAMPLES BUILD_TESTS BUILD_SERVER BUILD_APP OPENSSL SUBPROCESS)
+      set(LLAMA_${part} OFF)
     endforeach()
+    set(LLAMA_BUILD_COMMON ON)
     set(BUILD_SHARED_LIBS OFF)
     # Our settings for our sources are not meant for llama.cpp's.
     set(CMAKE_COMPILE_WARNING_AS_ERROR OFF)

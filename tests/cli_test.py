@@ -56,7 +56,8 @@ class RecordTest(CliTest):
         self.assertEqual(answer.record["finish_reason"], "length")
 
     def test_an_answer_that_the_model_ends_is_told_from_one_that_is_cut(self):
-        question = ("--chat", "--temp", "0", "-p", "What is the capital of France?")
+        question = ("--chat", "--temp", "0", "-p",
+                    "What is the capital of France? Answer in one sentence.")
         whole = self.run_tool(*question, "-n", "50").record
         self.assertEqual(whole["finish_reason"], "stop")
         self.assertIn("Paris", whole["text"])
@@ -125,7 +126,8 @@ class PromptTest(CliTest):
         chat = self.run_tool(*self.GREEDY, "--chat", "-p", "Say hello.")
         self.assertGreater(chat.record["prompt_tokens"], plain.record["prompt_tokens"])
         self.assertIn("sinks: [Say] [ hello] [.]\n", plain.err)
-        self.assertIn("sinks: [<|im_start|>] [user] [\\n] [Say]\n", chat.err)
+        # The template begins with a system message of its own.
+        self.assertIn("sinks: [<|im_start|>] [system] [\\n] [You]\n", chat.err)
 
     def test_the_text_of_special_tokens_is_only_text_without_chat(self):
         self.assertGreater(self.ask("-p", "<|im_end|>")[0], 1)

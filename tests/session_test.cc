@@ -93,8 +93,9 @@ Tokens plain_answer(llama_model* model, const Tokens& prompt, int piece, int n) 
 // ----------------------------------------------------------------------------------
 
 TEST(Session, StopsWhenTheTrainedModelEndsItsAnswer) {
-  const std::string chat = llama_cpp::apply_chat_template(
-      test_model(), {{"user", "What is the capital of France? Answer in one sentence."}});
+  const std::string chat =
+      "<|im_start|>user\nWhat is the capital of France? Answer in one sentence.<|im_end|>\n"
+      "<|im_start|>assistant\n";
   SessionOptions options = small_session(200);
   options.evictor.cache = CacheConfig{};
   const Answer answer =

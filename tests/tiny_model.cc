@@ -52,6 +52,13 @@ void describe_vocabulary(gguf_context* gguf, const TinyModel& model) {
   if (model.eos >= 0) {
     gguf_set_val_u32(gguf, "tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(model.eos));
   }
+  if (model.bos >= 0) {
+    gguf_set_val_u32(gguf, "tokenizer.ggml.bos_token_id", static_cast<std::uint32_t>(model.bos));
+    gguf_set_val_bool(gguf, "tokenizer.ggml.add_bos_token", model.add_bos);
+  }
+  if (!model.chat_template.empty()) {
+    gguf_set_val_str(gguf, "tokenizer.chat_template", model.chat_template.c_str());
+  }
 }
 
 void describe_mla(Metadata& meta) {

@@ -23,7 +23,10 @@ struct TinyModel {
   int sliding_window = 0;  // 0 = none, where the architecture lets one choose
   int swa_pattern = 2;     // each swa_pattern-th layer sees everything, the others the window
   int eos = -1;            // token that ends an answer; -1 = none
-  bool mla = false;        // deepseek2: one latent head instead of heads of keys and values
+  int bos = -1;            // token that begins a text; -1 = none
+  bool add_bos = false;    // whether the tokenizer is to begin each text with it
+  std::string chat_template = {};  // Jinja; empty = none
+  bool mla = false;                // deepseek2: one latent head instead of heads of keys and values
   std::uint32_t seed = 1;
 };
 

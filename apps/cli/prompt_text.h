@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "morphkv/llama_cpp/model_file.h"
+#include "morphkv/llama_cpp/chat_template.h"
 
 namespace morphkv::cli {
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine_log.h"
+#include "morphkv/llama_cpp/chat_template.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/policy.h"
@@ -176,14 +177,37 @@ void add_engine_options(CLI::App* app, RunOptions& o) {
                   "go on beyond the length the model was trained for");
 }
 
-// Tokens that the first messages of a chat take at the start of `prompt`.
-int tokens_of_first(const llama_model* model, const std::vector<ChatMessage>& messages,
+// The first n of the messages, alone; "" where the template refuses them or needs the next one to
+// show them.
+std::string render_first(const ChatTemplate& chat, const std::vector<ChatMessage>& messages,
+                         std::size_t n) {
+  if (n == 0) return "";
+  std::string text;
+  try {
+    text =
+        chat.render({messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(n)}, false);
+  } catch (const std::invalid_argument&) {
+    return "";
+  }
+  return text.find(messages[n - 1].content) == std::string::npos ? "" : text;
+}
+
+// Tokens at the start of `prompt` before message n of a chat; the template may begin with some of
+// its own.
+int tokens_of_first(const llama_model* model, const ChatTemplate& chat,
+                    std::vector<ChatMessage> messages, std::size_t n,
                     std::span<const llama_token> prompt) {
-  if (messages.empty()) return 0;
-  const auto alone = tokenize(model, apply_chat_template(model, messages, false), true);
+  std::string start = render_first(chat, messages, n);
+  if (start.empty() && n < messages.size()) {
+    // Up to where another text of the next message makes another prompt.
+    std::string& next = messages[n].content;
+    next = next.starts_with('a') ? "b" : "a";
+    start = chat.render(messages);
+  }
+  const auto tokens = tokenize(model, start, true);
   const auto [end, ignored] =
-      std::mismatch(alone.begin(), alone.end(), prompt.begin(), prompt.end());
-  return static_cast<int>(end - alone.begin());
+      std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end());
+  return static_cast<int>(end - tokens.begin());
 }
 
 // On one line, whatever the token is: a newline as \n, other control characters and half
@@ -320,13 +344,11 @@ PreparedPrompt prepare(RunOptions& o) {
       throw std::invalid_argument(
           "--pin-system has no system message to pin: give one with --system-prompt");
     }
-    prompt.tokens = tokenize(model, apply_chat_template(model, messages), true);
-    const auto before = messages.begin() + static_cast<std::ptrdiff_t>(newest_question(messages));
-    prompt.question =
-        static_cast<std::size_t>(tokens_of_first(model, {messages.begin(), before}, prompt.tokens));
-    if (o.pin_system) {
-      pin(tokens_of_first(model, {messages.front()}, prompt.tokens), o);
-    }
+    const ChatTemplate chat(model);
+    prompt.tokens = tokenize(model, chat.render(messages), true);
+    prompt.question = static_cast<std::size_t>(
+        tokens_of_first(model, chat, messages, newest_question(messages), prompt.tokens));
+    if (o.pin_system) pin(tokens_of_first(model, chat, messages, 1, prompt.tokens), o);
   } else {
     prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);
   }

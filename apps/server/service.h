@@ -20,10 +20,10 @@ namespace morphkv::server {
 // As many requests wait as may.
 class QueueFull : public std::runtime_error {
  public:
-  QueueFull(int limit, int retry_after_s)
+  QueueFull(int limit, int retry_after)
       : std::runtime_error("the queue is full: " + std::to_string(limit) +
                            " requests wait already"),
-        retry_after_s(retry_after_s) {}
+        retry_after_s(retry_after) {}
   int retry_after_s;
 };
 // The server is stopping.

@@ -136,37 +136,4 @@ std::string token_text(const llama_model* model, llama_token token, bool special
   return text;
 }
 
-std::string apply_chat_template(const llama_model* model, const std::vector<ChatMessage>& messages,
-                                bool add_assistant) {
-  const char* chat_template = llama_model_chat_template(model, nullptr);
-  if (chat_template == nullptr) {
-    throw BadModelFile(
-        "the model file has no chat template: leave out --chat and give the whole prompt as text");
-  }
-  std::vector<llama_chat_message> chat;
-  std::size_t length = 256;
-  for (const ChatMessage& message : messages) {
-    chat.push_back({message.role.c_str(), message.content.c_str()});
-    length += 2 * message.content.size() + 64;
-  }
-  std::string text(length, '\0');
-  const auto call = [&] {
-    return llama_chat_apply_template(chat_template, chat.data(), chat.size(), add_assistant,
-                                     text.data(), static_cast<std::int32_t>(text.size()));
-  };
-  int n = call();
-  if (n > static_cast<int>(text.size())) {
-    text.resize(static_cast<std::size_t>(n));
-    n = call();
-  }
-  if (n < 0) {
-    throw BadModelFile(
-        "llama.cpp does not know the chat template of this model: leave out --chat and give the "
-        "whole "
-        "prompt as text");
-  }
-  text.resize(static_cast<std::size_t>(n));
-  return text;
-}
-
 }  // namespace morphkv::llama_cpp

@@ -460,6 +460,8 @@ SlotStats Slots::Impl::stats(int id) const {
   s.tokens_seen = cache.tokens_seen;
   s.rows_kept = cache.rows_kept;
   s.rows_evicted = cache.rows_evicted;
+  s.kv_bytes_kept = cache.kv_bytes_kept;
+  s.kv_bytes_full = cache.kv_bytes_full;
   s.prompt_tokens = static_cast<int>(slot.turn.prompt.size());
   s.reused_tokens = slot.reused;
   s.prompt_read =

@@ -45,14 +45,4 @@ std::vector<llama_token> tokenize(const llama_model* model, std::string_view tex
 // character.
 std::string token_text(const llama_model* model, llama_token token, bool special);
 
-struct ChatMessage {
-  std::string role;
-  std::string content;
-};
-
-// The messages in the model's own chat template; `add_assistant` opens the assistant's answer.
-// Throws BadModelFile when the model has no template or one that llama.cpp does not know.
-std::string apply_chat_template(const llama_model* model, const std::vector<ChatMessage>& messages,
-                                bool add_assistant = true);
-
 }  // namespace morphkv::llama_cpp

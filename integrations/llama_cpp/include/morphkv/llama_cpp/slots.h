@@ -66,6 +66,8 @@ struct SlotStats {
   std::int64_t tokens_seen = 0;   // evaluated since the slot was empty
   int rows_kept = 0;              // per KV head
   std::int64_t rows_evicted = 0;  // per KV head
+  std::size_t kv_bytes_kept = 0;  // K and V of the rows held
+  std::size_t kv_bytes_full = 0;  // K and V if every token were kept
   int prompt_tokens = 0;          // of the turn
   int reused_tokens = 0;          // of the prompt: seen already, not evaluated again
   int prompt_read = 0;            // of the prompt: seen by now, the reused ones included

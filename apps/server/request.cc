@@ -1,0 +1,390 @@
+#include "request.h"
+
+#include <algorithm>
+
+#include "json_fields.h"
+#include "morphkv/llama_cpp/model_file.h"
+#include "morphkv/policy.h"
+
+namespace morphkv::server {
+namespace {
+
+using llama_cpp::ChatMessage;
+
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr std::size_t kMostMessages = 4096;
+constexpr std::size_t kMostStops = 16;
+constexpr std::size_t kMostStopBytes = 256;
+constexpr std::size_t kMostFileName = 128;
+
+std::string at(const std::string& list, std::size_t i) {
+  return list + "[" + std::to_string(i) + "]";
+}
+
+}  // namespace
+
+RequestReader::RequestReader(const llama_model* model, Render render, RequestDefaults defaults)
+    : model_(model), render_(std::move(render)), defaults_(std::move(defaults)) {}
+
+namespace {
+
+// Fields that would change the answer and are not supported: only their neutral values pass.
+template <class Fields>
+void refuse_unsupported(const Fields& fields) {
+  const auto empty = [](const Json& v) { return (v.is_array() || v.is_object()) && v.empty(); };
+  for (const char* name : {"tools", "functions", "logit_bias"}) {
+    const Json* value = fields.find(name);
+    if (value != nullptr && !empty(*value)) fields.refuse(name, "is not supported: leave it out");
+  }
+  if (const Json* choice = fields.find("tool_choice");
+      choice != nullptr && *choice != "none" && *choice != "auto") {
+    fields.refuse("tool_choice", "is not supported: leave it out");
+  }
+  if (const Json* format = fields.find("response_format"); format != nullptr) {
+    if (!format->is_object() || format->value("type", Json()) != "text") {
+      fields.refuse("response_format", "is not supported but for {\"type\": \"text\"}");
+    }
+  }
+  for (const char* name : {"n", "best_of"}) {
+    if (const auto count = fields.template number<int>(name, 0, kMaxInt); count && *count != 1) {
+      fields.refuse(name, std::to_string(*count) + " is not supported: one answer is given");
+    }
+  }
+  if (fields.flag("echo").value_or(false)) fields.refuse("echo", "is not supported");
+  if (!fields.text("suffix").value_or("").empty()) fields.refuse("suffix", "is not supported");
+}
+
+template <class Fields>
+std::vector<std::string> read_stops(const Fields& fields) {
+  const Json* value = fields.find("stop");
+  if (value == nullptr) return {};
+  const Json list = value->is_array() ? *value : Json::array({*value});
+  if (list.size() > kMostStops) {
+    fields.refuse("stop", "has " + std::to_string(list.size()) + " texts, at most " +
+                              std::to_string(kMostStops) + " are taken");
+  }
+  std::vector<std::string> stops;
+  for (const Json& stop : list) {
+    if (!stop.is_string()) fields.refuse("stop", shown(stop) + " is no text");
+    stops.push_back(fields.checked_text("stop", stop.get<std::string>()));
+    if (stops.back().empty() || stops.back().size() > kMostStopBytes) {
+      fields.refuse("stop", "has a text of " + std::to_string(stops.back().size()) +
+                                " bytes: give 1 to " + std::to_string(kMostStopBytes));
+    }
+  }
+  return stops;
+}
+
+template <class Fields>
+void read_sampling(const Fields& fields, llama_cpp::SamplingOptions& s) {
+  // Without a field of its own: the defaults of `morphkv run`, not OpenAI's temperature of 1.
+  s.temperature =
+      fields.template number<float>("temperature", 0.0f, 100.0f).value_or(s.temperature);
+  s.top_p = fields.template number<float>("top_p", 0.0f, 1.0f).value_or(s.top_p);
+  s.top_k = fields.template number<int>("top_k", 0, kMaxInt).value_or(s.top_k);
+  s.min_p = fields.template number<float>("min_p", 0.0f, 1.0f).value_or(s.min_p);
+  s.presence_penalty =
+      fields.template number<float>("presence_penalty", -2.0f, 2.0f).value_or(s.presence_penalty);
+  s.frequency_penalty =
+      fields.template number<float>("frequency_penalty", -2.0f, 2.0f).value_or(s.frequency_penalty);
+  s.repeat_penalty =
+      fields.template number<float>("repeat_penalty", 0.01f, 100.0f).value_or(s.repeat_penalty);
+  const auto seed = fields.template number<std::int64_t>("seed", -1, (std::int64_t{1} << 53));
+  if (seed.value_or(-1) >= 0) s.seed = static_cast<std::uint32_t>(*seed & 0xFFFFFFFF);
+}
+
+template <class Fields>
+std::string content_of(const Fields& message, const std::string& path) {
+  const Json* content = message.find("content");
+  if (content == nullptr) message.refuse("content", "is missing: give a text");
+  if (content->is_string()) return message.checked_text("content", content->get<std::string>());
+  if (!content->is_array()) message.refuse("content", shown(*content) + " is no text");
+  std::string text;
+  for (std::size_t i = 0; i < content->size(); ++i) {
+    const Json& part = (*content)[i];
+    const std::string where = at("content", i);
+    if (!part.is_object()) message.refuse(where, shown(part) + " is no object");
+    const Fields fields(part, path + where + ".");
+    const std::string type = fields.text("type").value_or("");
+    if (type != "text") fields.refuse("type", "'" + type + "' is not supported: give \"text\"");
+    const auto piece = fields.text("text");
+    if (!piece) fields.refuse("text", "is missing");
+    text += *piece;
+  }
+  return text;
+}
+
+template <class Fields>
+std::vector<ChatMessage> read_messages(const Fields& fields) {
+  const Json* list = fields.find("messages");
+  if (list == nullptr) fields.refuse("messages", "is missing: give a list of messages");
+  if (!list->is_array() || list->empty()) {
+    fields.refuse("messages", shown(*list) + " is no list with at least one message");
+  }
+  if (list->size() > kMostMessages) {
+    fields.refuse("messages", "has " + std::to_string(list->size()) + " messages, at most " +
+                                  std::to_string(kMostMessages) + " are taken");
+  }
+  std::vector<ChatMessage> messages;
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    const Json& entry = (*list)[i];
+    const std::string where = at("messages", i);
+    if (!entry.is_object()) fields.refuse(where, shown(entry) + " is no message");
+    const Fields message(entry, where + ".");
+    const auto role = message.text("role");
+    if (!role || role->empty()) message.refuse("role", "is missing: give user, say");
+    messages.push_back({*role, content_of(message, where + ".")});
+  }
+  return messages;
+}
+
+}  // namespace
+
+void RequestReader::read_rule(const Fields& fields, ParsedRequest& parsed) const {
+  llama_cpp::Turn& turn = parsed.request.turn;
+  CacheConfig cache = defaults_.cache;
+  int recent_percent = defaults_.recent_percent;
+  turn.prefill = defaults_.prefill;
+  std::string guide_text = defaults_.guide_text;
+  parsed.profile = defaults_.profile;
+  const int most = defaults_.cache.budget;
+  if (const auto name = fields.text("profile")) {
+    try {
+      const Profile& profile = find_profile(*name);
+      cache = profile.cache;
+      cache.budget = most;
+      recent_percent = profile.recent_percent;
+      turn.prefill = profile.prefill == Prefill::kWhole ? Prefill::kStream : profile.prefill;
+      guide_text = profile.guide_text;
+      parsed.profile = profile.name;
+    } catch (const std::invalid_argument& error) {
+      throw BadRequest("profile", error.what());
+    }
+  }
+  std::string last = "budget";  // the field given last, to which a rule that is not valid is put
+  const auto rows = [&](const char* name, int low, int high, int& target) {
+    const auto value = fields.number<int>(name, low, high);
+    if (!value) return false;
+    target = *value;
+    last = name;
+    return true;
+  };
+  rows("budget", 1, most, cache.budget);
+  rows("n_sink", 0, kMaxBudget, cache.n_sink);
+  rows("window", 1, kMaxBudget, cache.window);
+  rows("pool", 1, kMaxBudget, cache.pool);
+  const bool explicit_tail = rows("recent", 0, kMaxBudget, cache.recent);
+  if (!explicit_tail && recent_percent > 0) cache.recent = recent_rows(recent_percent, cache);
+  if (const auto policy = fields.text("policy")) {
+    if (!is_policy_name(*policy) || *policy == "full") {
+      fields.refuse("policy", "'" + *policy + "' is not one of " + policy_names_text() +
+                                  " that evicts: for a cache that does not, ask for strict");
+    }
+    cache.policy = *policy;
+  }
+  if (const auto prefill = fields.text("prefill")) {
+    if (*prefill != "guided" && *prefill != "stream") {
+      fields.refuse("prefill", "'" + *prefill + "' is not guided or stream");
+    }
+    turn.prefill = *prefill == "guided" ? Prefill::kGuided : Prefill::kStream;
+  }
+  if (cache.policy == "random" && turn.sampling.seed != LLAMA_DEFAULT_SEED) {
+    cache.seed = turn.sampling.seed;
+  }
+  try {
+    validate(cache);
+  } catch (const std::invalid_argument& error) {
+    throw BadRequest(last, error.what());
+  }
+  turn.cache = std::move(cache);
+  if (!guide_text.empty()) {
+    std::vector<llama_token> guide = llama_cpp::tokenize(model_, guide_text, false);
+    // A guide is read in the middle of a text.
+    const llama_vocab* vocab = llama_model_get_vocab(model_);
+    if (llama_vocab_get_add_bos(vocab) && guide.size() > 1) guide.erase(guide.begin());
+    turn.guides.push_back(std::move(guide));
+    turn.end_guides_too = true;
+  }
+}
+
+void RequestReader::read_common(const Fields& fields, ParsedRequest& parsed) const {
+  refuse_unsupported(fields);
+  static_cast<void>(fields.text("model"));
+  llama_cpp::Turn& turn = parsed.request.turn;
+  read_sampling(fields, turn.sampling);
+  read_rule(fields, parsed);
+  parsed.request.stop = read_stops(fields);
+  turn.max_tokens = fields.number<int>("max_tokens", 0, kMaxInt).value_or(-1);
+  turn.max_tokens =
+      fields.number<int>("max_completion_tokens", 0, kMaxInt).value_or(turn.max_tokens);
+  turn.ignore_eos = fields.flag("ignore_eos").value_or(false);
+  turn.strict = fields.flag("strict").value_or(false);
+  turn.allow_past_training =
+      fields.flag("allow_past_training").value_or(defaults_.allow_past_training);
+  if (turn.allow_past_training && !defaults_.allow_past_training) {
+    fields.refuse("allow_past_training",
+                  "true is not allowed here: the server was started without "
+                  "--allow-past-training");
+  }
+  parsed.request.slot = fields.number<int>("slot", 0, defaults_.slots - 1);
+  const auto most = static_cast<double>(defaults_.timeout.count()) / 1000.0;
+  const auto timeout = fields.number<double>("timeout", 0.001, most > 0 ? most : 1e6);
+  parsed.request.timeout =
+      timeout ? std::chrono::milliseconds(static_cast<std::int64_t>(*timeout * 1000))
+              : defaults_.timeout;
+  parsed.stream = fields.flag("stream").value_or(false);
+  if (const Json* options = fields.find("stream_options")) {
+    if (!options->is_object()) fields.refuse("stream_options", "is no object");
+    parsed.include_usage =
+        Fields(*options, "stream_options.").flag("include_usage").value_or(false);
+  }
+}
+
+// Tokens at the start of `prompt` before message n; the template may begin with some of its own.
+// Up to where another text of the next message makes another prompt.
+std::size_t RequestReader::tokens_before(std::vector<ChatMessage> messages, std::size_t n,
+                                         const std::vector<llama_token>& prompt) const {
+  if (n == 0 || n >= messages.size()) return 0;
+  std::string& next = messages[n].content;
+  next = next.starts_with('a') ? "b" : "a";
+  const auto other = llama_cpp::tokenize(model_, render_(messages, true), true);
+  const auto [end, ignored] =
+      std::mismatch(other.begin(), other.end(), prompt.begin(), prompt.end());
+  return static_cast<std::size_t>(end - other.begin());
+}
+
+void RequestReader::pin_system(const std::vector<ChatMessage>& messages,
+                               ParsedRequest& parsed) const {
+  llama_cpp::Turn& turn = parsed.request.turn;
+  if (messages.front().role != "system" || messages.size() < 2) {
+    throw BadRequest("pin_system", "pin_system has no system message to pin: give one first");
+  }
+  const auto tokens = static_cast<int>(tokens_before(messages, 1, turn.prompt));
+  turn.cache.n_sink = std::max(turn.cache.n_sink, tokens);
+  try {
+    validate(turn.cache);
+  } catch (const std::invalid_argument& error) {
+    throw BadRequest("pin_system", "pin_system: the system message takes " +
+                                       std::to_string(tokens) + " tokens; " + error.what());
+  }
+}
+
+ParsedRequest RequestReader::chat(std::string_view body) const {
+  const Json json = parse_object(body);
+  const Fields fields(json);
+  ParsedRequest parsed;
+  if (!render_) throw BadRequest("messages", "the model has no chat template: use completions");
+  const std::vector<ChatMessage> messages = read_messages(fields);
+  read_common(fields, parsed);
+  llama_cpp::Turn& turn = parsed.request.turn;
+  parsed.logprobs = fields.flag("logprobs").value_or(false);
+  const auto top = fields.number<int>("top_logprobs", 0, 20);
+  if (top && !parsed.logprobs) fields.refuse("top_logprobs", "needs logprobs: true");
+  if (parsed.logprobs) turn.top_logprobs = top.value_or(0);
+  try {
+    turn.prompt = llama_cpp::tokenize(model_, render_(messages, true), true);
+    std::size_t newest = messages.size();
+    while (newest > 0 && messages[newest - 1].role != "user") --newest;
+    if (newest > 0) turn.question = tokens_before(messages, newest - 1, turn.prompt);
+    if (fields.flag("pin_system").value_or(false)) pin_system(messages, parsed);
+  } catch (const std::invalid_argument& error) {
+    throw BadRequest("messages", error.what());
+  }
+  if (turn.question >= turn.prompt.size()) turn.question = 0;
+  return parsed;
+}
+
+ParsedRequest RequestReader::completion(std::string_view body) const {
+  const Json json = parse_object(body);
+  const Fields fields(json);
+  ParsedRequest parsed;
+  const Json* prompt = fields.find("prompt");
+  if (prompt == nullptr) fields.refuse("prompt", "is missing: give a text");
+  const bool one = prompt->is_array() && prompt->size() == 1 && prompt->front().is_string();
+  if (one) prompt = &prompt->front();
+  read_common(fields, parsed);
+  llama_cpp::Turn& turn = parsed.request.turn;
+  if (fields.flag("pin_system").value_or(false)) {
+    fields.refuse("pin_system", "is about chats: use n_sink");
+  }
+  if (prompt->is_string()) {
+    const std::string text = fields.checked_text("prompt", prompt->get<std::string>());
+    if (text.empty()) fields.refuse("prompt", "is empty: give a text");
+    turn.prompt = llama_cpp::tokenize(model_, text, false);
+  } else if (prompt->is_array() && !prompt->empty()) {
+    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model_));
+    for (std::size_t i = 0; i < prompt->size(); ++i) {
+      const Json entry = {{"token", (*prompt)[i]}};
+      const auto token = Fields(entry, at("prompt", i) + ".").number<int>("token", 0, n_vocab - 1);
+      if (!token) fields.refuse(at("prompt", i), "is no token");
+      turn.prompt.push_back(*token);
+    }
+  } else {
+    fields.refuse("prompt", shown(*prompt) + " is no text and no list of tokens");
+  }
+  if (const auto top = fields.number<int>("logprobs", 0, 5)) {
+    turn.top_logprobs = *top;
+    parsed.logprobs = true;
+  }
+  return parsed;
+}
+
+std::string RequestReader::tokenize(std::string_view body) const {
+  const Json json = parse_object(body);
+  const Fields fields(json);
+  const auto content = fields.text("content");
+  if (!content) fields.refuse("content", "is missing: give a text");
+  const bool parse_special = fields.flag("parse_special").value_or(true);
+  std::vector<llama_token> tokens = llama_cpp::tokenize(model_, *content, parse_special);
+  const bool starts = llama_vocab_get_add_bos(llama_model_get_vocab(model_));
+  if (!fields.flag("add_special").value_or(false) && starts && !tokens.empty()) {
+    tokens.erase(tokens.begin());
+  }
+  Json answer = {{"tokens", tokens}};
+  if (fields.flag("with_pieces").value_or(false)) {
+    Json list = Json::array();
+    for (const llama_token token : tokens) {
+      list.push_back({{"id", token}, {"piece", llama_cpp::token_text(model_, token, true)}});
+    }
+    answer["tokens"] = std::move(list);
+  }
+  return answer.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string RequestReader::detokenize(std::string_view body) const {
+  const Json json = parse_object(body);
+  const Fields fields(json);
+  const Json* tokens = fields.find("tokens");
+  if (tokens == nullptr || !tokens->is_array()) {
+    fields.refuse("tokens", "is missing: give a list of tokens");
+  }
+  const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model_));
+  std::string text;
+  for (std::size_t i = 0; i < tokens->size(); ++i) {
+    const Json entry = {{"token", (*tokens)[i]}};
+    const auto token = Fields(entry, at("tokens", i) + ".").number<int>("token", 0, n_vocab - 1);
+    if (!token) fields.refuse(at("tokens", i), "is no token");
+    text += llama_cpp::token_text(model_, *token, true);
+  }
+  return Json{{"content", text}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string RequestReader::slot_file_name(std::string_view body) {
+  const Json json = parse_object(body);
+  const Fields fields(json);
+  const auto name = fields.text("filename");
+  if (!name) fields.refuse("filename", "is missing: give a plain file name");
+  const auto plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  };
+  if (name->empty() || name->size() > kMostFileName || name->front() == '.' ||
+      !std::ranges::all_of(*name, plain)) {
+    fields.refuse("filename", shown(*name) +
+                                  " is no plain file name: give letters, digits, '.', "
+                                  "'_' and '-', not beginning with a dot, at most " +
+                                  std::to_string(kMostFileName));
+  }
+  return *name;
+}
+
+}  // namespace morphkv::server

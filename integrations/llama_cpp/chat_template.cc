@@ -1,0 +1,107 @@
+#include "morphkv/llama_cpp/chat_template.h"
+
+#include <chat-auto-parser.h>
+#include <chat.h>
+
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "morphkv/llama_cpp/model_file.h"
+
+namespace morphkv::llama_cpp {
+namespace {
+
+constexpr const char* kRemedy =
+    ": give the whole prompt as text, without a template (`morphkv run` without --chat)";
+
+// What went wrong on one line, without the excerpt of the template that common puts before it.
+std::string reason_of(const std::exception& error) {
+  std::string text = error.what();
+  for (const std::string_view mark : {"Error: ", "Jinja Exception: "}) {
+    const std::size_t at = text.rfind(mark);
+    if (at != std::string::npos) text.erase(0, at + mark.size());
+  }
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+std::string template_of(const llama_model* model) {
+  const char* source = llama_model_chat_template(model, nullptr);
+  if (source == nullptr || *source == '\0') {
+    throw BadModelFile(std::string("the model file has no chat template") + kRemedy);
+  }
+  return source;
+}
+
+std::string special_text(const llama_model* model, llama_token token) {
+  return token == LLAMA_TOKEN_NULL ? "" : token_text(model, token, true);
+}
+
+common_chat_template parse(const llama_model* model) {
+  const llama_vocab* vocab = llama_model_get_vocab(model);
+  const std::string source = template_of(model);
+  try {
+    return {source, special_text(model, llama_vocab_bos(vocab)),
+            special_text(model, llama_vocab_eos(vocab))};
+  } catch (const std::exception& error) {
+    throw BadModelFile("the chat template of the model file cannot be parsed: " + reason_of(error) +
+                       kRemedy);
+  }
+}
+
+// For a template that knows no system role: its message begins the next one, as in llama.cpp's own
+// server.
+std::vector<ChatMessage> merge_system(std::vector<ChatMessage> messages) {
+  if (messages.size() < 2 || messages.front().role != "system") return messages;
+  messages[1].content = messages[0].content + "\n" + messages[1].content;
+  messages.erase(messages.begin());
+  return messages;
+}
+
+common_json to_json(const std::vector<ChatMessage>& messages) {
+  common_json list = common_json::array();
+  for (const auto& [role, content] : messages)
+    list.push_back({{"role", role}, {"content", content}});
+  return list;
+}
+
+}  // namespace
+
+// common_chat_templates_apply() would also make a parser for the answer, several renderings per
+// call, and log; so only its parts that render are used.
+struct ChatTemplate::Parsed {
+  common_chat_template jinja;
+  bool add_bos;
+  bool add_eos;
+};
+
+ChatTemplate::ChatTemplate(const llama_model* model)
+    : parsed_(new Parsed{parse(model), llama_vocab_get_add_bos(llama_model_get_vocab(model)),
+                         llama_vocab_get_add_eos(llama_model_get_vocab(model))}) {}
+ChatTemplate::~ChatTemplate() = default;
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+
+std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
+                                 bool add_assistant) const {
+  const common_chat_template& jinja = parsed_->jinja;
+  try {
+    autoparser::generation_params input;
+    input.messages =
+        to_json(jinja.original_caps().supports_system_role ? messages : merge_system(messages));
+    input.add_generation_prompt = add_assistant;
+    input.add_bos = parsed_->add_bos;  // removes what tokenize() will add
+    input.add_eos = parsed_->add_eos;
+    static std::mutex one_at_a_time;  // a template that asks for the date calls std::localtime
+    const std::scoped_lock lock(one_at_a_time);
+    return common_chat_template_direct_apply(jinja, input);
+  } catch (const std::exception& error) {
+    throw std::invalid_argument("the model's chat template refuses the messages: " +
+                                reason_of(error));
+  }
+}
+
+}  // namespace morphkv::llama_cpp

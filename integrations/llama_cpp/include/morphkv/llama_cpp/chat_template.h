@@ -1,0 +1,38 @@
+// Chats as prompts: the Jinja template that a model brings along, rendered by llama.cpp's library
+// common. Tools and reasoning are left out: a message is a role and a text.
+#pragma once
+
+#include <llama.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace morphkv::llama_cpp {
+
+struct ChatMessage {
+  std::string role;
+  std::string content;
+};
+
+class ChatTemplate {
+ public:
+  // The template of `model`, which may be loaded vocab_only and need not outlive this. Throws
+  // BadModelFile when there is none or it cannot be parsed.
+  explicit ChatTemplate(const llama_model* model);
+  ~ChatTemplate();
+  ChatTemplate(ChatTemplate&&) noexcept;
+  ChatTemplate& operator=(ChatTemplate&&) noexcept;
+
+  // The messages as the text of a prompt, for tokenize() with parse_special: a start token that
+  // tokenize() adds is left out. `add_assistant` opens the assistant's answer. Throws
+  // std::invalid_argument, in the template's own words, when it refuses the messages: many want
+  // user and assistant to take turns. May be called from several threads at once.
+  std::string render(const std::vector<ChatMessage>& messages, bool add_assistant = true) const;
+
+ private:
+  struct Parsed;
+  std::unique_ptr<const Parsed> parsed_;
+};
+
+}  // namespace morphkv::llama_cpp
