@@ -123,6 +123,37 @@ TEST(Slots, ATurnGoesOnFromAllThatTheSlotHasSeenAndOtherwiseFromNothing) {
   EXPECT_THROW(slots.check(strict), TooLong);
 }
 
+// "lamp" as two tokens, and again as the one that a tokenizer makes of it.
+TEST(Slots, GeneratedTextThatComesBackInOtherTokensIsStillWhatWasSeen) {
+  Slots slots(test_model(), options(1));
+  const auto tokens = [](const std::string& text, bool special) {
+    return tokenize(test_model(), text, special);
+  };
+  std::vector<llama_token> odd = tokens("The keeper lights the la", false);
+  const std::vector<llama_token> end = tokens("mp", false);
+  odd.insert(odd.end(), end.begin(), end.end());
+  answer_alone(slots, 0, turn_of(odd, 1));
+  ASSERT_EQ(slots.tokens_seen(0).size(), odd.size());
+
+  const auto usual = tokens("The keeper lights the lamp<|im_end|> again and again.", true);
+  ASSERT_FALSE(std::equal(odd.begin(), odd.end(), usual.begin()));
+  Turn turn = turn_of(usual, 2);
+  turn.question = usual.size() - 2;
+  const int said_before = static_cast<int>(tokens("The keeper lights the lamp", false).size());
+  EXPECT_EQ(slots.reusable(0, turn), said_before);
+  answer_alone(slots, 0, turn);
+  EXPECT_EQ(slots.stats(0).reused_tokens, std::ssize(odd));
+  EXPECT_EQ(slots.tokens_seen(0).size(), odd.size() + usual.size() - said_before + 1);
+
+  // Half a token of the prompt, another text, and the name of a token in its place.
+  slots.erase(0);
+  answer_alone(slots, 0, turn_of(tokens("The keeper lights the lamp<|im_end|>", true), 1));
+  for (const char* other :
+       {"The keeper lights the lamp<|im_end|> again", "The keeper lights the"}) {
+    EXPECT_EQ(slots.reusable(0, turn_of(tokens(other, false), 1)), 0) << other;
+  }
+}
+
 TEST(Slots, ATurnThatEndsEarlyTouchesNoOther) {
   Slots slots(test_model(), options(2));
   const std::vector<llama_token> alone = answer_alone(slots, 0, turn_of(text_of(14, "lamp"), 12));

@@ -43,10 +43,10 @@ std::string_view finish_reason(EndReason reason) {
   return reason == EndReason::kStop || reason == EndReason::kStopText ? "stop" : "length";
 }
 
-Json usage(const AnswerHead& head, const End& end) {
-  return {{"prompt_tokens", head.prompt_tokens},
+Json usage(const End& end) {
+  return {{"prompt_tokens", end.stats.prompt_tokens},
           {"completion_tokens", end.stats.generated_tokens},
-          {"total_tokens", head.prompt_tokens + end.stats.generated_tokens},
+          {"total_tokens", end.stats.prompt_tokens + end.stats.generated_tokens},
           {"prompt_tokens_details", {{"cached_tokens", end.stats.reused_tokens}}}};
 }
 
@@ -169,7 +169,7 @@ std::string whole_answer(const AnswerHead& head, const std::vector<Delta>& delta
   choice["finish_reason"] = finish_reason(end.reason);
   Json json = envelope(head, head.chat ? "chat.completion" : "text_completion");
   json["choices"] = Json::array({std::move(choice)});
-  json["usage"] = usage(head, end);
+  json["usage"] = usage(end);
   json["morphkv"] = what_was_kept(head, end);
   return text_of(json);
 }
@@ -196,7 +196,7 @@ std::string last_chunk(const AnswerHead& head, const End& end) {
 std::string usage_chunk(const AnswerHead& head, const End& end) {
   Json json = envelope(head, chunk_object(head));
   json["choices"] = Json::array();
-  json["usage"] = usage(head, end);
+  json["usage"] = usage(end);
   return text_of(json);
 }
 

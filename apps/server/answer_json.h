@@ -17,7 +17,6 @@ struct AnswerHead {
   bool chat = false;
   bool logprobs = false;
   std::string profile;
-  int prompt_tokens = 0;
 };
 
 std::string new_id(bool chat);  // "chatcmpl-..." or "cmpl-...", random

@@ -114,6 +114,9 @@ class Slots::Impl {
  private:
   void make_context();
   void check_length(const Turn& turn) const;
+  int covered(const Slot& slot, std::span<const llama_token> prompt) const;
+  std::string token_identity(llama_token token) const;
+  static void go_on_from(const Slot& slot, int reused, Turn& turn);
   Prompt prompt_of(const Turn& turn, int begin) const;
   void make_reader(int slot);
   void fill_batch();
@@ -222,14 +225,36 @@ void Slots::Impl::check_length(const Turn& turn) const {
   }
 }
 
+// How many tokens of the prompt say what the slot has seen, or -1. Generated text may come back cut
+// into other tokens: then the texts must agree, and end where a token of the prompt ends.
+int Slots::Impl::covered(const Slot& slot, std::span<const llama_token> prompt) const {
+  const auto [seen_rest, prompt_rest] =
+      std::mismatch(slot.seen.begin(), slot.seen.end(), prompt.begin(), prompt.end());
+  auto next = prompt_rest;
+  std::string ahead;  // of the prompt, beyond what has been compared
+  for (auto token = seen_rest; token != slot.seen.end(); ++token) {
+    const std::string text = token_identity(*token);
+    while (ahead.size() < text.size() && next != prompt.end()) ahead += token_identity(*next++);
+    if (!ahead.starts_with(text)) return -1;
+    ahead.erase(0, text.size());
+  }
+  return ahead.empty() ? static_cast<int>(next - prompt.begin()) : -1;
+}
+
+// A token's text; one that is no text, such as the end of a message, is never the same as its name.
+std::string Slots::Impl::token_identity(llama_token token) const {
+  const llama_vocab* vocab = llama_model_get_vocab(model_);
+  if (llama_vocab_is_control(vocab, token)) return '\0' + std::to_string(token) + '\0';
+  return token_text(model_, token, true);
+}
+
 int Slots::Impl::reusable(int id, const Turn& turn) const {
   const Slot& slot = at(id);
-  const bool same_rule = evictor_.config(id) == turn.cache;
-  // The last token of a prompt is always evaluated: its logits are wanted.
-  const bool goes_on = slot.seen.size() < turn.prompt.size() &&
-                       std::equal(slot.seen.begin(), slot.seen.end(), turn.prompt.begin());
   const bool whole = evictor_.stats(id).rows_evicted == 0 || !turn.strict;
-  return same_rule && goes_on && whole ? static_cast<int>(slot.seen.size()) : 0;
+  if (slot.seen.empty() || !whole || evictor_.config(id) != turn.cache) return 0;
+  const int tokens = covered(slot, turn.prompt);
+  // The last token of a prompt is always evaluated: its logits are wanted.
+  return tokens < std::ssize(turn.prompt) ? std::max(0, tokens) : 0;
 }
 
 void Slots::Impl::begin(int id, Turn turn, Handler handler) {
@@ -237,15 +262,16 @@ void Slots::Impl::begin(int id, Turn turn, Handler handler) {
   if (slot.busy) refuse("slot " + std::to_string(id) + " is busy");
   check(turn);
   Sampler sampler(model_, turn.sampling);
-  const int reused = reusable(id, turn);
-  if (reused == 0) {
+  if (const int reused = reusable(id, turn); reused > 0) {
+    go_on_from(slot, reused, turn);
+  } else {
     evictor_.clear(turn.cache, id);
     slot.seen.clear();
   }
   slot.turn = std::move(turn);
   slot.handler = std::move(handler);
   slot.sampler = std::move(sampler);
-  slot.reused = reused;
+  slot.reused = static_cast<int>(slot.seen.size());
   slot.generated = 0;
   slot.limit = slot.turn.max_tokens >= 0 ? slot.turn.max_tokens : kTokenCap;
   if (slot.turn.strict) {  // the last token needs no row
@@ -254,6 +280,15 @@ void Slots::Impl::begin(int id, Turn turn, Handler handler) {
   }
   slot.busy = true;
   make_reader(id);
+}
+
+// The beginning of the prompt becomes the tokens that the slot has seen.
+void Slots::Impl::go_on_from(const Slot& slot, int reused, Turn& turn) {
+  turn.prompt.erase(turn.prompt.begin(), turn.prompt.begin() + reused);
+  turn.prompt.insert(turn.prompt.begin(), slot.seen.begin(), slot.seen.end());
+  if (turn.question >= static_cast<std::size_t>(reused)) {
+    turn.question += slot.seen.size() - static_cast<std::size_t>(reused);
+  }
 }
 
 Prompt Slots::Impl::prompt_of(const Turn& turn, int begin) const {

@@ -93,8 +93,9 @@ class Slots {
 
   // Throws std::invalid_argument that names what is wrong with the turn, TooLong with both numbers.
   void check(const Turn& turn) const;
-  // Tokens of the turn's prompt that need not be evaluated in this slot: all that it has seen, if
-  // the prompt goes on exactly from there under the same rule, else 0.
+  // Tokens of the turn's prompt that need not be evaluated in this slot: those that say all that it
+  // has seen, if the prompt goes on exactly from there under the same rule, else 0. Where generated
+  // text comes back cut into other tokens, the slot's own stand for them.
   int reusable(int slot, const Turn& turn) const;
 
   // Begins a turn in a slot that is not busy: from what it has seen if that is reusable(), else
