@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "chat_command.h"
 #include "eval_command.h"
 #include "morphkv/version.h"
 #include "run_command.h"
@@ -16,10 +17,11 @@ namespace {
 // Help on standard output with code 0; everything else is one line on standard error with code 2.
 int report(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);
-  const char* command = app.got_subcommand("bench")   ? "bench topic-shift"
-                        : app.got_subcommand("eval")  ? "eval"
-                        : app.got_subcommand("serve") ? "serve"
-                                                      : "run";
+  const char* command = "run";
+  for (const char* name : {"eval", "serve", "chat"}) {
+    if (app.got_subcommand(name)) command = name;
+  }
+  if (app.got_subcommand("bench")) command = "bench topic-shift";
   std::fprintf(stderr, "morphkv: error: %s (morphkv %s --help shows every option)\n", error.what(),
                command);
   return 2;
@@ -32,6 +34,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "morphkv " + std::string(morphkv::kVersion));
   app.require_subcommand(0, 1);  // its own message for none would not name a wrong word
   morphkv::cli::RunCommand run(app);
+  morphkv::cli::ChatCommand chat(app);
   morphkv::cli::ServeCommand serve(app);
   morphkv::cli::EvalCommand eval(app);
   CLI::App* bench = app.add_subcommand("bench", "Experiments that need no model.");
@@ -48,11 +51,12 @@ int main(int argc, char** argv) {
   }
   if (app.get_subcommands().empty()) {
     std::fputs(
-        "morphkv: error: no command: give run, serve, eval or bench (morphkv --help says more)\n",
+        "morphkv: error: no command: give run, chat, serve, eval or bench (morphkv --help says more)\n",
         stderr);
     return 2;
   }
   if (topic_shift.chosen()) return topic_shift.run();
+  if (chat.chosen()) return chat.run();
   if (serve.chosen()) return serve.run();
   return eval.chosen() ? eval.run() : run.run();
 }

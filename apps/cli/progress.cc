@@ -44,6 +44,19 @@ void Progress::clear() {
   std::fflush(stderr);
 }
 
+void install_soft_interrupt() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { g_interrupted = 1; };
+  sigaction(SIGINT, &action, nullptr);  // without SA_RESTART: a read that waits comes back
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+bool take_interrupt() {
+  const bool was = g_interrupted != 0;
+  g_interrupted = 0;
+  return was;
+}
+
 bool interrupted() { return g_interrupted != 0; }
 
 void install_interrupt() {

@@ -30,5 +30,9 @@ class Progress {
 // process.
 bool interrupted();
 void install_interrupt();
+// For a program that goes on after an interrupt: SIGINT only raises the flag, any number of times,
+// and take_interrupt() tells and lowers it. SIGTERM ends the process.
+void install_soft_interrupt();
+bool take_interrupt();
 
 }  // namespace morphkv::cli
