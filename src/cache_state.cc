@@ -18,33 +18,6 @@ void require(bool holds, const std::string& message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
-// "budget 16 (here 32), window 4 (here 8)": the fields that differ.
-std::string differences(const CacheConfig& state, const CacheConfig& here) {
-  std::string text;
-  const auto compare = [&](const char* name, const auto& a, const auto& b) {
-    if (a == b) return;
-    const auto print = [](const auto& value) {
-      if constexpr (requires { std::to_string(value); }) {
-        return std::to_string(value);
-      } else {
-        return std::string(value);
-      }
-    };
-    text += (text.empty() ? "" : ", ") + std::string(name) + " " + print(a) + " (here " + print(b) +
-            ")";
-  };
-  compare("budget", state.budget, here.budget);
-  compare("n_sink", state.n_sink, here.n_sink);
-  compare("window", state.window, here.window);
-  compare("recent", state.recent, here.recent);
-  compare("pool", state.pool, here.pool);
-  compare("fusion", to_string(state.fusion), to_string(here.fusion));
-  compare("query source", to_string(state.queries), to_string(here.queries));
-  compare("policy", state.policy, here.policy);
-  compare("seed", state.seed, here.seed);
-  return text;
-}
-
 std::string shape_text(std::int64_t batch, std::int64_t heads, std::int64_t dim, DType dtype) {
   return "B " + std::to_string(batch) + ", H " + std::to_string(heads) + ", D " +
          std::to_string(dim) + ", " + (dtype == DType::kF16 ? "fp16" : "bf16");

@@ -48,6 +48,32 @@ void validate(const CacheConfig& c) {
           "policy '" + c.policy + "' is not known: use one of " + policy_names_text());
 }
 
+std::string differences(const CacheConfig& other, const CacheConfig& here) {
+  std::string text;
+  const auto compare = [&](const char* name, const auto& a, const auto& b) {
+    if (a == b) return;
+    const auto print = [](const auto& value) {
+      if constexpr (requires { std::to_string(value); }) {
+        return std::to_string(value);
+      } else {
+        return std::string(value);
+      }
+    };
+    text += (text.empty() ? "" : ", ") + std::string(name) + " " + print(a) + " (here " + print(b) +
+            ")";
+  };
+  compare("budget", other.budget, here.budget);
+  compare("n_sink", other.n_sink, here.n_sink);
+  compare("window", other.window, here.window);
+  compare("recent", other.recent, here.recent);
+  compare("pool", other.pool, here.pool);
+  compare("fusion", to_string(other.fusion), to_string(here.fusion));
+  compare("query source", to_string(other.queries), to_string(here.queries));
+  compare("policy", other.policy, here.policy);
+  compare("seed", other.seed, here.seed);
+  return text;
+}
+
 std::string_view to_string(QuerySource source) {
   return source == QuerySource::kKeys ? "keys" : "attention";
 }

@@ -100,8 +100,8 @@ std::string read_file(const std::string& path, std::uint64_t most_bytes) {
   const bool regular = S_ISREG(info.st_mode);
   std::string bytes;
   if (regular) {
-    bytes.reserve(static_cast<std::size_t>(
-        std::min(static_cast<std::uint64_t>(info.st_size), most_bytes)));
+    bytes.reserve(
+        static_cast<std::size_t>(std::min(static_cast<std::uint64_t>(info.st_size), most_bytes)));
   }
   for (;;) {
     const std::size_t had = bytes.size();

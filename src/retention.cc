@@ -1,6 +1,7 @@
 #include "morphkv/retention.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/kernels.h"
 #include "morphkv/scores.h"
@@ -41,9 +42,16 @@ HeadRetention::HeadRetention(const HeadRetention& other)
 }
 
 bool HeadRetention::load(std::span<const Position> positions, std::span<const float> saved) {
+  std::vector<int> slots(positions.size());
+  std::iota(slots.begin(), slots.end(), 0);
+  return load(slots, positions, saved);
+}
+
+bool HeadRetention::load(std::span<const int> slots, std::span<const Position> positions,
+                         std::span<const float> saved) {
   KeepSet keep(max_slots_);
   for (std::size_t rank = 0; rank < positions.size(); ++rank) {
-    keep.append(static_cast<int>(rank), positions[rank]);
+    keep.append(slots[rank], positions[rank]);
   }
   if (!policy_->load(keep, saved)) return false;
   keep_ = std::move(keep);

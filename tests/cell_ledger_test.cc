@@ -302,5 +302,25 @@ TEST(CellLedgerProperty, RandomHistoriesAgreeWithANaiveMap) {
   }
 }
 
+TEST(CellLedger, LoadsWhatItsSnapshotShows) {
+  CellLedger ledger(12, 2);
+  for (const int cell : {3, 0, 5, 7, 1, 2}) ledger.append(cell);
+  FreePlan plan;
+  ledger.plan_free(2, plan);
+  ledger.free(plan);
+  const LedgerSnapshot shown = ledger.snapshot();
+  CellLedger loaded(12, 2);
+  loaded.append(9);
+  loaded.load(shown.offset, shown.cells);
+  EXPECT_EQ(loaded.snapshot().labels, shown.labels);
+  EXPECT_EQ(loaded.snapshot().cells, shown.cells);
+  EXPECT_EQ(loaded.offset(), 6);
+  EXPECT_EQ(loaded.cells_in_use(), ledger.cells_in_use());
+  EXPECT_TRUE(loaded.is_free(9));
+  loaded.load(0, {});
+  EXPECT_EQ(loaded.offset(), 0);
+  EXPECT_EQ(loaded.rows(), 0);
+}
+
 }  // namespace
 }  // namespace morphkv::llama_cpp

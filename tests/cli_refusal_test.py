@@ -28,7 +28,7 @@ class HelpTest(CliTest):
         self.assertEqual(text, self.show("run", "-h"))
         for flag in """-m --model -p --prompt -f --file -sys --system-prompt --chat --json -v
                 --verbose --profile --budget --sinks --window --recent --pool --fuse --queries --policy
-                --prefill --guide --guide-text --messages
+                --prefill --guide --guide-text --messages --load-session --save-session
                 --pin-system -ctk --cache-type-k -ctv --cache-type-v -n --predict --n-predict
                 -t --threads -ub --ubatch-size -ngl --n-gpu-layers --gpu-layers -fa --flash-attn
                 -s --seed --temp --temperature --top-k --top-p --min-p --repeat-penalty
@@ -232,6 +232,21 @@ class BadInputTest(CliTest):
                            (self.path("x" * 300), ["cannot be written"])):
             with self.subTest(path=path):
                 self.refuse("-p", "x", "--json", path, says=["--json", *says])
+
+    def test_sessions_that_cannot_be_loaded_or_saved(self):
+        for content, says in ((b"", ["ends too early"]), (b"no session at all, only text",
+                                                           ["no saved morphkv session"])):
+            path = self.path("bad.session", content)
+            self.refuse("-p", "x", "--load-session", path,
+                        says=["--load-session", "bad.session", *says])
+        none = self.path("none.session")
+        self.refuse("-p", "x", "--load-session", none,
+                    says=["--load-session", "none.session", "No such file", "--save-session"])
+        self.refuse("-p", "x", "--load-session", self.folder, says=["directory"])
+        for path, says in ((self.path("none/a.session"), ["folder exists"]),
+                           (self.folder, ["is a directory"]), ("", ["names no file"]),
+                           ("/dev/null", ["device"])):
+            self.refuse("-p", "x", "--save-session", path, says=["--save-session", *says])
 
     def test_refusals_leave_an_older_record_alone(self):
         old = self.path("old.json", b"old")

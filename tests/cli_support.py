@@ -19,7 +19,7 @@ ROW_BYTES = 30 * 3 * 2 * 64 * 2  # layers, KV heads, K and V, dim, bytes of an f
 TRAINED = 8192
 PATIENCE = 1200  # seconds; the machine may be busy
 
-INTEGERS = """tokens_seen prompt_tokens generated_tokens rows_kept rows_evicted budget n_sink window
+INTEGERS = """tokens_seen reused_tokens prompt_tokens generated_tokens rows_kept rows_evicted budget n_sink window
 recent pool guide_tokens kv_bytes_kept kv_bytes_allocated kv_bytes_peak kv_bytes_full peak_rss_bytes""".split()
 NUMBERS = """compression_ratio prefill_ms guide_ms decode_ms evict_ms evict_decode_ms
 tokens_per_second""".split()
@@ -111,7 +111,7 @@ class CliTest(unittest.TestCase):
         newline = "" if record["text"].endswith("\n") or not record["text"] else "\n"
         self.assertEqual(text, record["text"] + newline)
         seen, generated = record["tokens_seen"], record["generated_tokens"]
-        evaluated = seen - record["prompt_tokens"]
+        evaluated = seen - record["reused_tokens"] - record["prompt_tokens"]
         # The last token of an answer that ends for its length needs no evaluation.
         ends = {"stop": [generated], "length": [max(generated - 1, 0)],
                 "trained_length": [generated - 1], "interrupted": [generated, generated - 1]}

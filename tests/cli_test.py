@@ -332,6 +332,117 @@ class FlagTest(CliTest):
             self.assertLess(len(answer.out), 40)
 
 
+class SessionTest(CliTest):
+    """--save-session and --load-session; what is in the file is left to saved_text_test.cc."""
+    GREEDY = ("--temp", "0", "--ignore-eos")
+
+    def save(self, name, *arguments):
+        path = self.path(name)
+        return path, self.run_tool(*self.GREEDY, *arguments, "--save-session", path).record
+
+    def refuse(self, *arguments, says):
+        before = {name: self.read(name) for name in os.listdir(self.folder)}
+        answer = self.finish(self.start(*arguments))
+        self.assertEqual((answer.code, answer.out), (2, b""), answer.err)
+        for word in says:
+            self.assertIn(word, answer.err)
+        self.assertEqual({name: self.read(name) for name in os.listdir(self.folder)}, before)
+
+    def read(self, name):
+        with open(os.path.join(self.folder, name), "rb") as file:
+            return file.read()
+
+    def test_text_goes_on_where_it_ended(self):
+        path, first = self.save("a.session", "-p", "Once upon a time", "-n", "6")
+        self.assertEqual(first["reused_tokens"], 0)
+        on = self.run_tool(*self.GREEDY, "-p", " and then", "-n", "6", "--load-session", path)
+        self.assertEqual(on.record["reused_tokens"], first["tokens_seen"])
+        self.assertEqual(on.record["prompt_tokens"], 2 + 1, "the last token had not been evaluated")
+        self.assertIn("sinks: [Once] [ upon] [ a] [ time]\n", on.err)
+        self.assertIn("seen before", on.err)
+        whole = self.run_tool(*self.GREEDY, "-n", "6",
+                              "-p", "Once upon a time" + first["text"] + " and then").record
+        self.assertEqual(on.record["text"], whole["text"])
+        self.assertEqual(on.record["tokens_seen"], whole["tokens_seen"])
+
+    def test_a_chat_goes_on_as_if_its_messages_were_given(self):
+        ask = ("--chat", "--temp", "0", "-n", "40")
+        path = self.path("chat.session")
+        question = "What is the capital of France?"
+        first = self.run_tool(*ask, "-p", question, "--save-session", path).record
+        self.assertEqual(first["finish_reason"], "stop")
+        on = self.run_tool(*ask, "-p", "And of Italy?", "--load-session", path).record
+        messages = self.path("messages.json", json.dumps(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": first["text"]}]))
+        whole = self.run_tool(*ask, "-p", "And of Italy?", "--messages", messages).record
+        self.assertEqual(on["reused_tokens"] + on["prompt_tokens"], whole["prompt_tokens"])
+        self.assertEqual(on["text"], whole["text"])
+
+    def test_a_session_beyond_its_budget_keeps_its_rule_and_its_memory(self):
+        rule = ("--budget", "64", "--window", "6", "--policy", "rkv", "-s", "5")
+        path, first = self.save("long.session", "-p", FILLER * 20, "-n", "4", *rule)
+        size = os.path.getsize(path)
+        for _ in range(2):  # into the same file
+            seen = first["tokens_seen"]
+            first = self.run_tool(*self.GREEDY, "-p", FILLER * 10, "-n", "4", "--load-session",
+                                  path, "--save-session", path).record
+            self.assertEqual(first["reused_tokens"], seen)
+            self.assertEqual((first["budget"], first["window"], first["policy"]), (64, 6, "rkv"))
+            self.assertEqual((first["rows_kept"], first["prefill_mode"]), (64, "guided"))
+            self.assertLess(os.path.getsize(path), size + 4 * 300)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["long.session", "record.json"])
+        same = [self.run_tool(*self.GREEDY, "-p", "So", "-n", "8", "--load-session", path).record["text"]
+                for _ in range(2)]
+        self.assertEqual(same[0], same[1])
+
+    def test_what_contradicts_the_session_is_refused(self):
+        path, _ = self.save("a.session", "-p", "Once upon a time", "-n", "2", "--budget", "128")
+        load = ("-p", "x", "--load-session", path)
+        self.run_tool(*load, "--budget", "128", "-n", "1")
+        self.run_tool(*load, "--profile", "document", "-n", "1")
+        self.refuse(*load, "--budget", "64", says=["a.session", "budget 128 (here 64)"])
+        self.refuse(*load, "--profile", "reference", says=["query source attention (here keys)"])
+        self.refuse(*load, "-ctk", "q8_0", says=["a.session", "K f16 (here K q8_0)"])
+        self.refuse(*load, "--chat", "-sys", "Be brief.", says=["--load-session", "leave them out"])
+        self.refuse("--load-session", path, "-p", "one two three " * 3000,
+                    says=["behind a session of", "trained for", "--allow-past-training"])
+
+    def test_a_damaged_file_is_refused(self):
+        path, _ = self.save("a.session", "-p", "Once upon a time", "-n", "2")
+        whole = self.read("a.session")
+        for at in (0, 9, 15, 24, 40, len(whole) // 2, len(whole) - 1):
+            damaged = bytearray(whole)
+            damaged[at] ^= 0x10
+            bad = self.path("bad.session", bytes(damaged))
+            self.refuse("-p", "x", "--load-session", bad, says=["bad.session"])
+            self.refuse("-p", "x", "--load-session", self.path("cut.session", whole[:at]),
+                        says=["cut.session"])
+
+    def test_the_older_file_stays_when_the_new_one_cannot_be_written(self):
+        path, _ = self.save("a.session", "-p", "Once upon a time", "-n", "2")
+        old = self.read("a.session")
+        # The disk is full after 64 KiB, which the record fits into.
+        command = ["prlimit", "--fsize=65536", TOOL, "run", "-m", MODEL, "-t", "1", "-p", FILLER,
+                   "-n", "1", "--save-session", path]
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE,
+                              preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn(b"a.session' cannot be written: File too large", done.stderr)
+        self.assertEqual(self.read("a.session"), old)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["a.session", "record.json"])
+
+    def test_a_prompt_that_was_not_read_to_its_end_is_not_saved(self):
+        path = self.path("a.session", b"old")
+        process = self.start("-f", self.path("long.txt", FILLER * 500), "--save-session", path)
+        self.assertTrue(process.stderr.readline().startswith(b"sinks:"))
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        answer = self.finish(process)
+        self.assertEqual(answer.code, 0)
+        self.assertIn("the session was not saved", answer.err)
+        self.assertEqual(self.read("a.session"), b"old")
+
+
 class InterruptTest(CliTest):
     READING = FILLER * 500  # about 7,000 tokens
 

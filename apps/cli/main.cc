@@ -51,7 +51,8 @@ int main(int argc, char** argv) {
   }
   if (app.get_subcommands().empty()) {
     std::fputs(
-        "morphkv: error: no command: give run, chat, serve, eval or bench (morphkv --help says more)\n",
+        "morphkv: error: no command: give run, chat, serve, eval or bench (morphkv --help says "
+        "more)\n",
         stderr);
     return 2;
   }

@@ -4,14 +4,17 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "engine_log.h"
+#include "morphkv/file.h"
 #include "morphkv/llama_cpp/chat_template.h"
 #include "morphkv/llama_cpp/model_file.h"
+#include "morphkv/llama_cpp/saved_text.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/policy.h"
 #include "options.h"
@@ -31,6 +34,8 @@ struct RunOptions {
   std::string system;
   std::optional<std::string> messages;
   std::optional<std::string> json;
+  std::optional<std::string> load_session;
+  std::optional<std::string> save_session;
   SessionOptions session;
   std::vector<std::string> guide_texts;
   int n_gpu_layers = -1;
@@ -46,6 +51,7 @@ struct RunOptions {
 namespace {
 
 constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr std::uint64_t kMostSessionBytes = std::uint64_t{1} << 36;
 
 struct ShortOption {
   std::string_view short_name;
@@ -73,6 +79,13 @@ void add_input_options(CLI::App* app, RunOptions& o) {
   group->add_flag("--chat", o.chat, "put the prompt into the model's chat template");
   add_text(group, "--messages", o.messages,
            "JSON file of earlier messages, [{\"role\": ..., \"content\": ...}]; implies --chat")
+      ->type_name("FILE");
+  add_text(group, "--load-session", o.load_session,
+           "go on from this file of --save-session: the prompt follows what was read and answered, "
+           "with --chat as the next message")
+      ->type_name("FILE");
+  add_text(group, "--save-session", o.save_session,
+           "write what was read and answered to this file, to go on from")
       ->type_name("FILE");
   add_text(group, "--json", o.json, "write a record of the run to this file")->type_name("FILE");
   group->add_flag("-v,--verbose", o.verbose, "show the engine's log");
@@ -261,7 +274,12 @@ struct PreparedPrompt {
   std::vector<std::vector<llama_token>> guides;
   bool end_guides_too = false;
   std::size_t question = 0;
+  std::optional<SavedText> session;  // that it goes on from
 
+  // What the session begins with: the sinks are among it.
+  std::span<const llama_token> beginning() const {
+    return session && !session->tokens.empty() ? std::span(session->tokens) : std::span(tokens);
+  }
   Prompt view() const { return {tokens, guides, end_guides_too, question}; }
 };
 
@@ -293,6 +311,61 @@ void check_combinations(const RunOptions& o) {
     if (text.empty()) throw std::invalid_argument("--guide-text '' is empty: say what to look for");
   }
   if (o.json) require_writable(*o.json);
+  if (o.save_session) {
+    require_writable(*o.save_session, "--save-session");
+    std::error_code ignored;
+    const auto status = std::filesystem::status(*o.save_session, ignored);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+      throw std::invalid_argument("--save-session '" + *o.save_session +
+                                  "' is a device or a pipe; give the path of a file");
+    }
+  }
+  if (o.load_session && (o.messages || !o.system.empty() || o.pin_system)) {
+    throw std::invalid_argument(
+        "--messages, --system-prompt and --pin-system are about how a text begins, and that of "
+        "--load-session has begun: leave them out");
+  }
+}
+
+// Throws std::invalid_argument for a file that cannot be read or is damaged.
+SavedText load_session(const std::string& path) {
+  try {
+    return SavedText::from_bytes(read_file(path, kMostSessionBytes));
+  } catch (const std::runtime_error& error) {
+    throw std::invalid_argument("--load-session: " + std::string(error.what()) +
+                                "; give a file that --save-session wrote");
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument("--load-session '" + path + "': " + error.what());
+  }
+}
+
+// A session goes on under the rule it was saved with; what the user gave must not contradict it.
+void use_rule(const CacheConfig& saved, const CLI::App& command, RunOptions& o) {
+  CacheConfig given = o.session.evictor.cache;
+  const auto keep = [&](const char* option, auto CacheConfig::*field) {
+    if (command.count(option) == 0) given.*field = saved.*field;
+  };
+  const bool profile = command.count("--profile") > 0;
+  given.seed = saved.seed;  // -s is about sampling alone
+  keep("--budget", &CacheConfig::budget);
+  keep("--sinks", &CacheConfig::n_sink);
+  if (!profile) {
+    keep("--window", &CacheConfig::window);
+    keep("--pool", &CacheConfig::pool);
+    keep("--fuse", &CacheConfig::fusion);
+    keep("--queries", &CacheConfig::queries);
+    keep("--policy", &CacheConfig::policy);
+    keep("--recent", &CacheConfig::recent);
+  } else if (o.recent_percent > 0) {
+    given.recent = recent_rows(o.recent_percent, given);
+  }
+  if (given != saved) {
+    throw std::invalid_argument("--load-session '" + *o.load_session +
+                                "' was saved with another cache: " + differences(saved, given) +
+                                "; leave out the options of the cache that say otherwise");
+  }
+  o.recent_percent = 0;
+  o.session.evictor.cache = saved;
 }
 
 // The messages of a chat: the system message, earlier ones, the newest.
@@ -322,7 +395,7 @@ std::size_t newest_question(const std::vector<ChatMessage>& messages) {
 }
 
 // Everything that can be wrong is found before the weights are loaded.
-PreparedPrompt prepare(RunOptions& o) {
+PreparedPrompt prepare(const CLI::App& command, RunOptions& o) {
   if (o.model.empty()) {
     throw std::invalid_argument(
         "no model: give a GGUF file with -m (`make model` prints the path of a small one)");
@@ -331,13 +404,21 @@ PreparedPrompt prepare(RunOptions& o) {
     o.session.sampling.seed = static_cast<std::uint32_t>(o.seed);
     o.session.evictor.cache.seed = static_cast<std::uint64_t>(o.seed);
   }
+  PreparedPrompt prompt;
+  if (o.load_session) {
+    prompt.session = load_session(*o.load_session);
+    use_rule(prompt.session->checkpoint.config(), command, o);
+  }
   validate(settled(o));
   o.chat = o.chat || o.messages;
   check_combinations(o);
   const ModelPtr vocabulary = load_model(o.model, {.vocab_only = true, .progress = {}});
   const llama_model* model = vocabulary.get();
-  PreparedPrompt prompt;
-  if (o.chat) {
+  if (prompt.session) {
+    std::string text = gather_prompt(o.file, o.prompt);
+    if (o.chat) text = ChatTemplate(model).next_turn(text);
+    prompt.tokens = tokenize(model, text, o.chat, false);
+  } else if (o.chat) {
     const std::vector<ChatMessage> messages = gather_messages(o);
     const bool has_system = messages.front().role == "system";
     if (o.pin_system && !has_system) {
@@ -352,19 +433,17 @@ PreparedPrompt prepare(RunOptions& o) {
   } else {
     prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);
   }
-  const llama_vocab* vocab = llama_model_get_vocab(model);
   std::vector<std::string> guide_texts = o.guide_texts;
   if (guide_texts.empty() && !o.profile_guide.empty()) {
     guide_texts.push_back(o.profile_guide);
     prompt.end_guides_too = true;
   }
   for (const std::string& text : guide_texts) {
-    std::vector<llama_token> guide = tokenize(model, text, false);
     // A guide is read in the middle of a text.
-    if (llama_vocab_get_add_bos(vocab) && guide.size() > 1) guide.erase(guide.begin());
-    prompt.guides.push_back(std::move(guide));
+    prompt.guides.push_back(tokenize(model, text, false, false));
   }
-  check_prompt(prompt.view(), o.session, trained_length(model));
+  check_prompt(prompt.view(), o.session, trained_length(model),
+               prompt.session ? prompt.session->tokens.size() : 0);
   return prompt;
 }
 
@@ -385,9 +464,17 @@ class Output {
   int error_ = 0;
 };
 
-RunRecord answer(const RunOptions& o, const llama_model* model, const Prompt& prompt,
-                 Output& output, EngineLog& log) {
+// `saved`: what --save-session is to write.
+RunRecord answer(const RunOptions& o, const llama_model* model, PreparedPrompt& prompt,
+                 Output& output, EngineLog& log, std::string& saved) {
   Session session(model, o.session);
+  if (prompt.session) {
+    try {
+      session.resume(std::move(*prompt.session));
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument("--load-session '" + *o.load_session + "': " + error.what());
+    }
+  }
   Progress progress;
   TextStream stream;
   RunRecord record{o.model, o.session, {}, {}, 0};
@@ -411,11 +498,12 @@ RunRecord answer(const RunOptions& o, const llama_model* model, const Prompt& pr
   callbacks.on_token = [&](llama_token, std::string_view text, double) {
     print(stream.push(text));
   };
-  record.result = session.run(prompt, callbacks);
+  record.result = session.run(prompt.view(), callbacks);
   print(stream.finish());
   if (!record.text.empty() && record.text.back() != '\n') output.write("\n");
   progress.clear();
   record.peak_rss_bytes = peak_rss_bytes();
+  if (o.save_session && session.prompt_read()) saved = session.save();
   return record;
 }
 
@@ -453,23 +541,29 @@ int RunCommand::run() {
   try {
     o.prefill_given = command_->count("--prefill") > 0;
     if (command_->count("--recent") > 0) o.recent_percent = 0;
-    const PreparedPrompt prompt = prepare(o);
+    PreparedPrompt prompt = prepare(*command_, o);
     install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
     const ModelPtr model = load_weights(o.model, o.n_gpu_layers);
     if (model) log.opened();
     RunRecord record{o.model, o.session, {}, {}, peak_rss_bytes()};
     Output output;
+    std::string saved;
     if (model) {
       const std::string sinks =
-          sinks_text(model.get(), prompt.tokens, o.session.evictor.cache.n_sink);
+          sinks_text(model.get(), prompt.beginning(), o.session.evictor.cache.n_sink);
       std::fprintf(stderr, "%s\n", sinks.c_str());
-      record = answer(o, model.get(), prompt.view(), output, log);
+      record = answer(o, model.get(), prompt, output, log, saved);
     } else {
       record.result.finish_reason = FinishReason::kInterrupted;
       std::fputs("interrupted while the model was loading\n", stderr);
     }
     std::fprintf(stderr, "\n%s", to_table(record).c_str());
     if (o.json) write_file(*o.json, to_json(record));
+    if (o.save_session && saved.empty()) {
+      std::fputs("the session was not saved: its prompt was not read to the end\n", stderr);
+    } else if (o.save_session) {
+      write_file_atomically(*o.save_session, saved);
+    }
     if (output.broken()) return fail(1, "standard output cannot be written: " + output.reason());
     return 0;
   } catch (const std::invalid_argument& error) {

@@ -54,6 +54,7 @@ std::string to_json(const RunRecord& record) {
   json["morphkv_version"] = kVersion;
   json["model"] = record.model;
   json["tokens_seen"] = cache.tokens_seen;
+  json["reused_tokens"] = record.result.reused_tokens;
   json["prompt_tokens"] = record.result.prompt_tokens;
   json["generated_tokens"] = record.result.generated_tokens;
   json["rows_kept"] = cache.rows_kept;
@@ -101,6 +102,7 @@ std::string to_table(const RunRecord& record) {
     out += line;
     out += '\n';
   };
+  if (r.reused_tokens > 0) add("%-10s %9d tokens  seen before", "session", r.reused_tokens);
   add("%-10s %9d tokens  %9.0f ms  %8.1f tokens/s", "prompt", r.prompt_tokens, r.prefill_ms,
       ratio(r.prompt_tokens, r.prefill_ms / 1000.0));
   add("%-10s %9d tokens  %9.0f ms  %8.1f tokens/s  (%s)", "answer", r.generated_tokens, r.decode_ms,
@@ -119,12 +121,12 @@ std::string to_table(const RunRecord& record) {
   return out;
 }
 
-void require_writable(const std::string& path) {
-  if (path.empty()) throw std::invalid_argument("--json '' names no file");
+void require_writable(const std::string& path, const std::string& option) {
+  if (path.empty()) throw std::invalid_argument(option + " '' names no file");
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
   if (std::filesystem::is_directory(status)) {
-    throw std::invalid_argument("--json '" + path + "' is a directory; give the path of a file");
+    throw std::invalid_argument(option + " '" + path + "' is a directory; give the path of a file");
   }
   bool can = !std::filesystem::exists(status) || access(path.c_str(), W_OK) == 0;
   if (can && !is_special(path)) {
@@ -133,7 +135,7 @@ void require_writable(const std::string& path) {
     std::filesystem::remove(trial, ignored);
   }
   if (!can) {
-    throw std::invalid_argument("--json '" + path +
+    throw std::invalid_argument(option + " '" + path +
                                 "' cannot be written: check that its folder exists and is yours");
   }
 }

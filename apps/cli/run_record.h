@@ -23,9 +23,9 @@ std::int64_t peak_rss_bytes();
 std::string to_json(const RunRecord& record);
 std::string to_table(const RunRecord& record);
 
-// Throws std::invalid_argument when a file cannot be written at `path`; touches nothing that is
-// there.
-void require_writable(const std::string& path);
+// Throws std::invalid_argument when a file cannot be written at `path`, given with `option`;
+// touches nothing that is there.
+void require_writable(const std::string& path, const std::string& option = "--json");
 // Writes beside the file and renames: a reader never sees half a record (a device or a pipe is
 // written directly). Throws std::runtime_error.
 void write_file(const std::string& path, const std::string& text);

@@ -41,6 +41,9 @@ struct CacheConfig {
 // window, n_sink + protected_tail() < budget, pool odd and >= 1, policy known.
 void validate(const CacheConfig& config);
 
+// The fields that differ, in words: "budget 16 (here 32), window 4 (here 8)"; "" when none do.
+std::string differences(const CacheConfig& other, const CacheConfig& here);
+
 std::string_view to_string(QuerySource source);
 std::string_view to_string(Fusion fusion);
 

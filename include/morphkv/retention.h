@@ -60,6 +60,9 @@ class HeadRetention {
   // a memory. load() returns false, having changed nothing, if the memory does not fit.
   void save(std::vector<float>& out) const { policy_->save(keep_, out); }
   bool load(std::span<const Position> positions, std::span<const float> saved);
+  // The same with each row in a slot of its own: slots[rank].
+  bool load(std::span<const int> slots, std::span<const Position> positions,
+            std::span<const float> saved);
 
  private:
   HeadRetention(const HeadRetention& other);
@@ -126,6 +129,13 @@ class LayerRetention {
   // All rows have moved to another store with `max_slots` slots: the same moves for every head, in
   // order.
   void transfer(std::span<const RowMove> moves, int max_slots);
+
+  // HeadRetention::save() and load().
+  void save(int head, std::vector<float>& out) const { heads_[head].save(out); }
+  bool load(int head, std::span<const int> slots, std::span<const Position> positions,
+            std::span<const float> saved) {
+    return heads_[head].load(slots, positions, saved);
+  }
 
   int n_heads() const { return static_cast<int>(heads_.size()); }
   const KeepSet& keep(int head) const { return heads_[head].keep(); }

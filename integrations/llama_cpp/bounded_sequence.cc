@@ -253,6 +253,7 @@ std::shared_ptr<const Checkpoint::State> BoundedSequence::checkpoint() const {
   Checkpoint::State state{.config = rule_.config,
                           .ledger = ledger_,
                           .layers = {},
+                          .layer_indices = {},
                           .call = tap_.call(id_),
                           .cells = ledger_.cells_in_use(),
                           .engine = {},
@@ -263,11 +264,11 @@ std::shared_ptr<const Checkpoint::State> BoundedSequence::checkpoint() const {
   }
   state.cells.insert(state.cells.end(), state.call.cells.begin(), state.call.cells.end());
   std::sort(state.cells.begin(), state.cells.end());
-  for (const Layer& layer : layers_) state.layers.push_back(layer.retention.copy());
-  state.engine.resize(llama_state_seq_get_size(context_, id_));
-  state.engine.resize(
-      llama_state_seq_get_data(context_, state.engine.data(), state.engine.size(), id_));
-  if (state.engine.empty()) throw EngineError("llama_state_seq_get_data gave nothing");
+  for (const Layer& layer : layers_) {
+    state.layers.push_back(layer.retention.copy());
+    state.layer_indices.push_back(layer.tapped.index);
+  }
+  state.engine = get_engine_state(context_, id_);
   return std::make_shared<const Checkpoint::State>(std::move(state));
 }
 
@@ -275,7 +276,8 @@ void BoundedSequence::require_fitting(const Checkpoint::State& state) const {
   const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
   bool same_model = state.layers.size() == layers_.size();
   for (std::size_t i = 0; same_model && i < layers_.size(); ++i) {
-    same_model = state.layers[i].n_heads() == layers_[i].retention.n_heads();
+    same_model = state.layers[i].n_heads() == layers_[i].retention.n_heads() &&
+                 state.layer_indices[i] == layers_[i].tapped.index;
   }
   if (!same_model) refuse("the checkpoint is of another model");
   if (std::ssize(state.cells) > n_cells_) {
@@ -299,9 +301,13 @@ void BoundedSequence::require_fitting(const Checkpoint::State& state) const {
 void BoundedSequence::restore(const Checkpoint::State& state) {
   require_fitting(state);
   clear();
-  if (llama_state_seq_set_data(context_, state.engine.data(), state.engine.size(), id_) == 0) {
+  const std::vector<std::uint8_t> engine =
+      bytes_for(state.engine, static_cast<int>(llama_n_seq_max(context_)));
+  const std::size_t read = llama_state_seq_set_data(context_, engine.data(), engine.size(), id_);
+  const Position tokens = state.ledger.offset() + std::ssize(state.call.cells);
+  if (engine.empty() || read != engine.size() || newest_label() + 1 != tokens) {
     forget();
-    throw EngineError("llama_state_seq_set_data refused " + std::to_string(state.engine.size()) +
+    throw EngineError("llama_state_seq_set_data refused " + std::to_string(engine.size()) +
                       " bytes: nothing is held now");
   }
   // The engine writes the cells in use to the first cells of an empty memory, in order.

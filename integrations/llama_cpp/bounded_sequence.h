@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cell_ledger.h"
+#include "engine_state.h"
 #include "kv_store.h"
 #include "morphkv/llama_cpp/evictor.h"
 #include "morphkv/policy.h"
@@ -24,9 +25,10 @@ struct Checkpoint::State {
   CacheConfig config;
   CellLedger ledger;
   std::vector<LayerRetention> layers;
+  std::vector<int> layer_indices;  // [layer] number in the model
   TensorTap::Call call;
-  std::vector<int> cells;            // all in use, ascending
-  std::vector<std::uint8_t> engine;  // llama_state_seq_get_data
+  std::vector<int> cells;  // all in use, ascending
+  EngineState engine;
   std::int64_t rows_evicted = 0;
   double evict_ms = 0.0;
 };

@@ -68,6 +68,15 @@ void CellLedger::clear() {
   first_ = 0;
 }
 
+void CellLedger::load(Position offset, std::span<const int> cells) {
+  clear();
+  const auto sinks = std::min<std::size_t>(static_cast<std::size_t>(n_sink_), cells.size());
+  sinks_.assign(cells.begin(), cells.begin() + static_cast<std::ptrdiff_t>(sinks));
+  cells_.assign(cells.begin() + static_cast<std::ptrdiff_t>(sinks), cells.end());
+  first_ = offset - static_cast<Position>(cells_.size());
+  for (const int cell : cells) in_use_[static_cast<std::size_t>(cell)] = true;
+}
+
 LedgerSnapshot CellLedger::snapshot() const {
   LedgerSnapshot s{n_cells_, n_sink_, offset(), {}, sinks_};
   for (std::size_t i = 0; i < sinks_.size(); ++i) s.labels.push_back(static_cast<Position>(i));

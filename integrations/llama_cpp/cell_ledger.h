@@ -53,6 +53,9 @@ class CellLedger {
   // ascend, and all that are in use are among them.
   void compact(std::span<const int> cells, int n_cells);
   void clear();
+  // Takes over labels of which nothing is known but that they break no invariant (violations()):
+  // `cells` are those of a snapshot with this offset.
+  void load(Position offset, std::span<const int> cells);
 
   LedgerSnapshot snapshot() const;
 

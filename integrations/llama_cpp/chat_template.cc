@@ -104,4 +104,19 @@ std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
   }
 }
 
+// Rendered behind an exchange whose text is known, and cut there.
+std::string ChatTemplate::next_turn(const std::string& content) const {
+  const ChatMessage question{"user", "question"};
+  const ChatMessage answer{"assistant", "answer"};
+  const std::string before = render({question}) + answer.content;
+  std::string text = render({question, answer, {"user", content}});
+  if (!text.starts_with(before)) {
+    throw std::invalid_argument(
+        "the model's chat template writes earlier turns in another way than new ones: give the "
+        "next turn as text, without --chat");
+  }
+  text.erase(0, before.size());
+  return text;
+}
+
 }  // namespace morphkv::llama_cpp

@@ -48,7 +48,8 @@ int bounded_micro_batch(int asked, int budget) {
 
 Position Checkpoint::offset() const { return state_->ledger.offset(); }
 int Checkpoint::rows() const { return static_cast<int>(state_->cells.size()); }
-std::size_t Checkpoint::bytes() const { return state_->engine.size(); }
+std::size_t Checkpoint::bytes() const { return state_->engine.bytes.size(); }
+const CacheConfig& Checkpoint::config() const { return state_->config; }
 
 class Evictor::Impl {
  public:

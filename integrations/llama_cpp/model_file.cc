@@ -103,12 +103,12 @@ int trained_length(const llama_model* model) {
 }
 
 std::vector<llama_token> tokenize(const llama_model* model, std::string_view text,
-                                  bool parse_special) {
+                                  bool parse_special, bool begins) {
   const llama_vocab* vocab = llama_model_get_vocab(model);
   std::vector<llama_token> tokens(text.size() + 8);
   const auto call = [&] {
     return llama_tokenize(vocab, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
-                          static_cast<std::int32_t>(tokens.size()), /*add_special=*/true,
+                          static_cast<std::int32_t>(tokens.size()), /*add_special=*/begins,
                           parse_special);
   };
   int n = call();

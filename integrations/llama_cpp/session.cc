@@ -54,7 +54,8 @@ std::string_view to_string(FinishReason reason) {
   return "";
 }
 
-void check_prompt(const Prompt& prompt, const SessionOptions& options, int trained_length) {
+void check_prompt(const Prompt& prompt, const SessionOptions& options, int trained_length,
+                  std::size_t before) {
   const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
   const std::size_t tokens = prompt.tokens.size();
   if (tokens == 0) refuse("the prompt is empty: give at least one token");
@@ -63,9 +64,11 @@ void check_prompt(const Prompt& prompt, const SessionOptions& options, int train
            std::to_string(tokens) + ": give an index below that, 0 for the whole prompt");
   }
   if (!options.allow_past_training && trained_length > 0 &&
-      tokens > static_cast<std::size_t>(trained_length)) {
-    refuse("the prompt has " + std::to_string(tokens) + " tokens, the model was trained for " +
-           std::to_string(trained_length) +
+      before + tokens > static_cast<std::size_t>(trained_length)) {
+    const std::string behind =
+        before == 0 ? "" : " behind a session of " + std::to_string(before) + " tokens";
+    refuse("the prompt has " + std::to_string(tokens) + " tokens" + behind +
+           ", the model was trained for " + std::to_string(trained_length) +
            ": shorten it, or go beyond knowingly with --allow-past-training");
   }
   const int micro_batch = bounded_micro_batch(options.micro_batch, options.evictor.cache.budget);
@@ -91,6 +94,24 @@ Session::Session(const llama_model* model, const SessionOptions& options)
 
 Session::~Session() = default;
 
+void Session::resume(SavedText text) {
+  text.require_model(model_, options_.type_k, options_.type_v);
+  const CacheConfig& cache = options_.evictor.cache;
+  if (text.checkpoint.config() != cache) {
+    throw std::invalid_argument("the session was saved with another configuration: " +
+                                differences(text.checkpoint.config(), cache) +
+                                "; use the one that it was saved with");
+  }
+  resumed_ = std::move(text);
+}
+
+std::string Session::save() const {
+  if (!context_) throw EngineError("save() before read(), which makes the context");
+  return SavedText{model_signature(model_, options_.type_k, options_.type_v), text_,
+                   evictor_.checkpoint()}
+      .to_bytes();
+}
+
 SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbacks) {
   SessionResult result = read(prompt, callbacks);
   const double evict_before = result.evict_ms;
@@ -107,14 +128,23 @@ SessionResult Session::run(const Prompt& prompt, const SessionCallbacks& callbac
   return result;
 }
 
-SessionResult Session::read(const Prompt& prompt, const SessionCallbacks& callbacks) {
-  check_prompt(prompt, options_, trained_length_);
+SessionResult Session::read(const Prompt& given, const SessionCallbacks& callbacks) {
+  if (resumed_) text_ = resumed_->tokens;
+  check_prompt(given, options_, trained_length_, text_.size());
   active_ = &callbacks;
-  const int tokens = static_cast<int>(prompt.tokens.size());
+  SessionResult result;
+  if (resumed_) result.reused_tokens = static_cast<int>(resumed_->checkpoint.offset());
+  const auto reused = static_cast<std::size_t>(result.reused_tokens);
+  Prompt prompt = given;
+  prompt.question += text_.size() - reused;
+  text_.insert(text_.end(), given.tokens.begin(), given.tokens.end());
+  const std::vector<llama_token> unread(text_.begin() + result.reused_tokens, text_.end());
+  prompt.tokens = unread;
+  const int tokens = static_cast<int>(unread.size());
+  const int rows = tokens + (resumed_ ? resumed_->checkpoint.rows() : 0);
   const int budget = options_.evictor.cache.budget;
   const bool full = options_.evictor.cache.policy == "full";
-  SessionResult result;
-  if (tokens > budget && !full) result.prefill_mode = options_.prefill;
+  if (rows > budget && !full) result.prefill_mode = options_.prefill;
   if (result.prefill_mode == Prefill::kGuided && !evictor_.takes_guides()) {
     result.prefill_mode = Prefill::kStream;
   }
@@ -129,20 +159,11 @@ SessionResult Session::read(const Prompt& prompt, const SessionCallbacks& callba
     for (const auto& guide : prompt.guides) result.guide_tokens += static_cast<int>(guide.size());
   }
   const bool whole = result.prefill_mode == Prefill::kWhole;
-  if (whole) call_tokens = tokens - budget;
-  if (full) {
-    std::int64_t most = std::int64_t{tokens} + token_limit();
-    const bool ends_at_trained = trained_length_ > 0 && !options_.allow_past_training;
-    if (ends_at_trained) most = std::min<std::int64_t>(most, trained_length_);
-    if (most > kMaxBudget) {
-      throw std::invalid_argument("policy full would hold " + std::to_string(most) +
-                                  " rows, the limit is " + std::to_string(kMaxBudget) +
-                                  ": lower the number of tokens to generate");
-    }
-    call_tokens = static_cast<int>(most);
-  }
+  if (whole) call_tokens = rows - budget;
+  if (full) call_tokens = most_rows(static_cast<std::int64_t>(text_.size()));
   const std::string notice = make_context(call_tokens);
   if (!notice.empty() && callbacks.on_notice) callbacks.on_notice(notice);
+  take_over_resumed();
 
   const Stopwatch prefill;
   const bool guided = result.prefill_mode == Prefill::kGuided;
@@ -152,9 +173,11 @@ SessionResult Session::read(const Prompt& prompt, const SessionCallbacks& callba
                          : PromptReader(evictor_, 0, prompt.tokens, whole ? tokens : micro_batch),
                   tokens);
   if (going && whole) move_to_small_context();
+  prompt_read_ = going;
+  text_.resize(static_cast<std::size_t>(evictor_.offset()));
   result.guide_ms = guide_ms_;
   result.prefill_ms = prefill.ms();
-  result.prompt_tokens = static_cast<int>(evictor_.offset());
+  result.prompt_tokens = static_cast<int>(evictor_.offset()) - result.reused_tokens;
   if (!going) result.finish_reason = FinishReason::kInterrupted;
   result.cache = evictor_.stats();
   result.evict_ms = result.cache.evict_ms;
@@ -163,10 +186,36 @@ SessionResult Session::read(const Prompt& prompt, const SessionCallbacks& callba
   return result;
 }
 
+// With policy full, of a text of so many tokens and its answer.
+int Session::most_rows(std::int64_t tokens) const {
+  std::int64_t most = tokens + token_limit();
+  const bool ends_at_trained = trained_length_ > 0 && !options_.allow_past_training;
+  if (ends_at_trained) most = std::min<std::int64_t>(most, trained_length_);
+  if (most > kMaxBudget) {
+    throw std::invalid_argument("policy full would hold " + std::to_string(most) +
+                                " rows, the limit is " + std::to_string(kMaxBudget) +
+                                ": lower the number of tokens to generate");
+  }
+  return static_cast<int>(most);
+}
+
+// The rows of the text that goes on. They are needed once.
+void Session::take_over_resumed() {
+  if (!resumed_) return;
+  try {
+    evictor_.restore(resumed_->checkpoint);
+  } catch (const EngineError& error) {
+    throw std::invalid_argument(std::string("the engine does not take the saved session: ") +
+                                error.what());
+  }
+  resumed_.reset();
+}
+
 void Session::feed(std::span<const llama_token> tokens) {
   if (!context_) throw EngineError("feed() before read(), which makes the context");
   decode(tokens);
   evictor_.after_decode();
+  text_.insert(text_.end(), tokens.begin(), tokens.end());
 }
 
 std::string Session::make_context(int call_tokens) {
@@ -241,6 +290,7 @@ FinishReason Session::generate(const SessionCallbacks& callbacks, SessionResult&
     const llama_token token = sampler_.choose(logits_, options_.ignore_eos);
     if (!options_.ignore_eos && llama_vocab_is_eog(vocab, token)) return FinishReason::kStop;
     ++result.generated_tokens;
+    text_.push_back(token);
     const bool last = result.generated_tokens == limit;
     const bool trained = !options_.allow_past_training && trained_length_ > 0 &&
                          evictor_.offset() >= trained_length_;

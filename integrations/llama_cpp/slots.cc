@@ -6,6 +6,7 @@
 
 #include "bounded_sequence.h"
 #include "morphkv/llama_cpp/model_file.h"
+#include "morphkv/llama_cpp/saved_text.h"
 #include "prompt_reader.h"
 
 namespace morphkv::llama_cpp {
@@ -128,6 +129,7 @@ class Slots::Impl {
   void choose(int slot);
   void finish(int slot, FinishReason reason);
   void fail(int slot, const std::string& why);
+  void go_back_to(int id, const Checkpoint& moment);
   int id_of(const Slot& slot) const { return static_cast<int>(&slot - slots_.data()); }
 
   const llama_model* model_;
@@ -486,6 +488,51 @@ void Slots::Impl::erase(int id) {
   evictor_.clear(id);
 }
 
+std::string Slots::Impl::save(int id) const {
+  const Slot& slot = at(id);
+  if (slot.busy) refuse("slot " + std::to_string(id) + " is busy: end its turn first");
+  return SavedText{model_signature(model_, options_.type_k, options_.type_v), slot.seen,
+                   evictor_.checkpoint(id)}
+      .to_bytes();
+}
+
+void Slots::Impl::restore(int id, std::string_view bytes) {
+  Slot& slot = at(id);
+  if (slot.busy) refuse("slot " + std::to_string(id) + " is busy: end its turn first");
+  SavedText saved = SavedText::from_bytes(bytes, options_.budget);
+  saved.require_model(model_, options_.type_k, options_.type_v);
+  const CacheConfig& cache = saved.checkpoint.config();
+  if (!make_policy(cache)->traits().evicts) {
+    refuse("it has policy '" + cache.policy + "', which evicts nothing: no slot has room for that");
+  }
+  go_back_to(id, saved.checkpoint);
+  slot.seen = std::move(saved.tokens);
+  slot.seen.resize(static_cast<std::size_t>(evictor_.offset(id)));  // the rest was not evaluated
+  slot.reader.reset();
+  slot.reused = slot.generated = 0;
+  slot.turn.prompt.clear();
+}
+
+// Whatever refuses the checkpoint at last, the sequence then is as it was.
+void Slots::Impl::go_back_to(int id, const Checkpoint& moment) {
+  const Checkpoint before = evictor_.checkpoint(id);
+  const auto restore = [&](const Checkpoint& checkpoint) {
+    evictor_.clear(checkpoint.config(), id);
+    evictor_.restore(checkpoint, id);
+  };
+  try {
+    restore(moment);
+  } catch (const std::exception& error) {
+    try {
+      restore(before);
+    } catch (const std::exception&) {
+      erase(id);
+      throw EngineError(std::string(error.what()) + "; the slot is empty now");
+    }
+    refuse(std::string("the engine does not take it: ") + error.what());
+  }
+}
+
 SlotStats Slots::Impl::stats(int id) const {
   const Slot& slot = at(id);
   const EvictorStats cache = evictor_.stats(id);
@@ -518,6 +565,8 @@ void Slots::begin(int slot, Turn turn, Handler handler) {
 bool Slots::step() { return impl_->step(); }
 void Slots::end(int slot) { impl_->end(slot); }
 void Slots::erase(int slot) { impl_->erase(slot); }
+std::string Slots::save(int slot) const { return impl_->save(slot); }
+void Slots::restore(int slot, std::string_view bytes) { impl_->restore(slot, bytes); }
 int Slots::slots() const { return impl_->options().slots; }
 SlotStats Slots::stats(int slot) const { return impl_->stats(slot); }
 std::span<const llama_token> Slots::tokens_seen(int slot) const { return impl_->at(slot).seen; }

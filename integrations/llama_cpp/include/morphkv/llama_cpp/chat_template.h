@@ -29,6 +29,10 @@ class ChatTemplate {
   // std::invalid_argument, in the template's own words, when it refuses the messages: many want
   // user and assistant to take turns. May be called from several threads at once.
   std::string render(const std::vector<ChatMessage>& messages, bool add_assistant = true) const;
+  // What follows an answer when the user says `content`, up to where the next answer begins: the
+  // end of the answer included. Throws like render(), and for a template whose text so far depends
+  // on what comes later.
+  std::string next_turn(const std::string& content) const;
 
  private:
   struct Parsed;

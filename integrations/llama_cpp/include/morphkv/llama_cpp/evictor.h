@@ -77,10 +77,12 @@ class Checkpoint {
   Position offset() const;    // tokens decided about
   int rows() const;           // cells it takes
   std::size_t bytes() const;  // memory it takes
+  const CacheConfig& config() const;
 
  private:
   friend class BoundedSequence;
   friend class Evictor;
+  friend struct SavedText;
   struct State;
   explicit Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
   std::shared_ptr<const State> state_;

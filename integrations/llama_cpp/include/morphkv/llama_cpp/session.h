@@ -14,6 +14,7 @@
 #include "morphkv/llama_cpp/evictor.h"
 #include "morphkv/llama_cpp/llama_ptr.h"
 #include "morphkv/llama_cpp/sampling.h"
+#include "morphkv/llama_cpp/saved_text.h"
 #include "morphkv/profile.h"
 
 namespace morphkv::llama_cpp {
@@ -72,7 +73,9 @@ struct SessionCallbacks {
 
 struct SessionResult {
   FinishReason finish_reason = FinishReason::kStop;
-  int prompt_tokens = 0;
+  int reused_tokens = 0;  // seen before the prompt, in the text that was resumed
+  int prompt_tokens = 0;  // evaluated of the prompt, and a token of the resumed text that had not
+                          // been
   int generated_tokens = 0;
   // How the prompt was read; nothing when it fitted into the budget.
   std::optional<Prefill> prefill_mode = std::nullopt;
@@ -87,8 +90,10 @@ struct SessionResult {
 };
 
 // All that can be wrong with a prompt before a model is loaded: no tokens, more than the trained
-// length (0 = unknown), a question or guides that do not fit. Throws std::invalid_argument.
-void check_prompt(const Prompt& prompt, const SessionOptions& options, int trained_length);
+// length (0 = unknown), the `before` tokens of a resumed text included, a question or guides that
+// do not fit. Throws std::invalid_argument.
+void check_prompt(const Prompt& prompt, const SessionOptions& options, int trained_length,
+                  std::size_t before = 0);
 
 class PromptReader;
 
@@ -101,8 +106,13 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  // Goes on from a saved text: the prompt that is read follows it. Before read(). Throws
+  // std::invalid_argument for one of another model, cell type or CacheConfig, with both.
+  void resume(SavedText text);
+
   // Reads the prompt and generates. Once per session. Throws std::invalid_argument
-  // (check_prompt()), EngineError when the engine fails.
+  // (check_prompt(); rows of a resumed text that the engine refuses), EngineError when the engine
+  // fails.
   SessionResult run(const Prompt& prompt, const SessionCallbacks& callbacks);
   SessionResult run(std::span<const llama_token> tokens, const SessionCallbacks& callbacks) {
     return run(Prompt{.tokens = tokens}, callbacks);
@@ -116,18 +126,26 @@ class Session {
   // Of the token that follows. [vocabulary]
   std::span<const float> logits() const { return logits_; }
 
+  // All that the session has read and written, to be resumed by another one (SavedText::to_bytes);
+  // the last token of an answer is text though it was not evaluated. After read() or run().
+  std::string save() const;
+  // Whether read() has come to the prompt's end.
+  bool prompt_read() const { return prompt_read_; }
+
   const Evictor& evictor() const { return evictor_; }
   llama_context* context() const { return context_.get(); }
 
  private:
   std::string make_context(int call_tokens);
   void move_to_small_context();
+  void take_over_resumed();
   bool read_pieces(PromptReader reader, int total);
   void report_progress(int done, int total) const;
   FinishReason generate(const SessionCallbacks& callbacks, SessionResult& result);
   bool decode(std::span<const llama_token> tokens);
   bool evaluate(std::span<const llama_token> tokens);
   int token_limit() const;
+  int most_rows(std::int64_t tokens) const;
 
   const llama_model* model_;
   SessionOptions options_;
@@ -136,8 +154,11 @@ class Session {
   ContextPtr context_;                        // after evictor_: the context calls it back
   int trained_length_ = 0;                    // 0 = unknown
   std::vector<float> logits_;                 // of the next token
+  std::vector<llama_token> text_;             // read and written
+  std::optional<SavedText> resumed_;          // until it is read on
   const SessionCallbacks* active_ = nullptr;  // during run()
   std::size_t kv_bytes_peak_ = 0;
+  bool prompt_read_ = false;
   int most_asking_ = 0;    // tokens of a guide at once
   double guide_ms_ = 0.0;  // what the guides cost
 };

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "morphkv/llama_cpp/evictor.h"
@@ -109,9 +110,13 @@ class Slots {
   // Forgets all that the slot has seen. Not while it is busy.
   void erase(int slot);
 
-  // What an idle slot holds, as bytes, and back into an idle slot; versioned and checksummed.
-  // restore() throws std::invalid_argument for bytes that are damaged, of another version, model or
-  // too large a budget; the slot is as before then.
+  // What an idle slot holds, as bytes (SavedText), and back into an idle slot, this one or that of
+  // other slots for the same model and cell types, however many and how large. The slot then goes
+  // on as the saved one would; its rows lie in other cells, so sums are added up in another order
+  // and logits may differ in their last bits. Both throw std::invalid_argument for a busy slot;
+  // restore() also for bytes that are damaged, of another version or model, or with a budget above
+  // the one reserved, and EngineError if the engine fails. A slot whose restore() was refused is as
+  // before.
   std::string save(int slot) const;
   void restore(int slot, std::string_view bytes);
 
