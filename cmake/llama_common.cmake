@@ -30,7 +30,8 @@ block()
   endif()
 endblock()
 
-if(NOT TARGET morphkv::llama_common AND (MORPHKV_BUILD_CLI OR MORPHKV_BUILD_BENCH))
+if(NOT TARGET morphkv::llama_common
+    AND (MORPHKV_BUILD_CLI OR MORPHKV_BUILD_BENCH OR MORPHKV_BUILD_PYTHON))
   set(found "${llama_DIR}")
   foreach(variable llama_DIR llama_LIBRARY ggml_DIR)  # so that the next try looks again
     unset(${variable} CACHE)

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "cache_options.h"
 #include "engine_log.h"
 #include "morphkv/file.h"
 #include "morphkv/llama_cpp/chat_template.h"
@@ -21,6 +22,7 @@
 #include "progress.h"
 #include "prompt_text.h"
 #include "run_record.h"
+#include "sampling_options.h"
 #include "text_stream.h"
 
 namespace morphkv::cli {
@@ -29,6 +31,8 @@ using namespace llama_cpp;  // NOLINT: the whole file is about its types
 
 struct RunOptions {
   std::string model;
+  CacheOptions cache;
+  SamplingFlags sampling;
   std::optional<std::string> prompt;
   std::optional<std::string> file;
   std::string system;
@@ -91,58 +95,10 @@ void add_input_options(CLI::App* app, RunOptions& o) {
   group->add_flag("-v,--verbose", o.verbose, "show the engine's log");
 }
 
-void use_profile(const Profile& profile, RunOptions& o) {
-  o.session.evictor.cache = profile.cache;
-  o.recent_percent = profile.recent_percent;
-  o.session.prefill = profile.prefill;
-  o.profile_guide = profile.guide_text;
-}
-
-void add_cache_options(CLI::App* app, RunOptions& o) {
-  SessionOptions& s = o.session;
-  CacheConfig& c = s.evictor.cache;
+void add_reading_options(CLI::App* app, RunOptions& o) {
   auto* group = app->add_option_group("Cache", "What each KV head keeps");
-  // The first of the group, so that the options after it have the last word.
-  std::string names;
-  for (const Profile& profile : profiles()) {
-    names +=
-        (names.empty() ? "" : "; ") + std::string(profile.name) + ": " + std::string(profile.why);
-  }
-  group
-      ->add_option_function<std::string>(
-          "--profile",
-          [&o](const std::string& name) {
-            try {
-              use_profile(find_profile(name), o);
-            } catch (const std::invalid_argument& error) {
-              throw CLI::ValidationError("--" + std::string(error.what()));
-            }
-          },
-          "defaults of the options below. " + names)
-      ->type_name("WORD")
-      ->default_str(std::string(default_profile().name));
-  add_number(group, "--budget", c.budget, 1, kMaxBudget, "rows per KV head and layer");
-  add_number(group, "--sinks", c.n_sink, 0, kMaxBudget, "first positions that are never evicted");
-  add_number(group, "--window", c.window, 1, kMaxBudget,
-             "last tokens whose queries score the others; protected");
-  add_number(group, "--recent", c.recent, 0, kMaxBudget,
-             "protected tail, at least the window; 0 = the window");
-  add_number(group, "--pool", c.pool, 1, kMaxBudget,
-             "odd width of the neighbour maximum over scores; 1 = off");
-  add_choice<Fusion>(group, "--fuse", c.fusion, {{"mean", Fusion::kMean}, {"max", Fusion::kMax}},
-                     "how the window's weights become one score");
-  add_choice<QuerySource>(group, "--queries", c.queries,
-                          {{"attention", QuerySource::kAttention}, {"keys", QuerySource::kKeys}},
-                          "what asks: the model's queries, or the stored keys in their place");
-  std::vector<std::pair<std::string, std::string>> policies;
-  for (const std::string_view name : policy_names()) policies.emplace_back(name, name);
-  add_choice<std::string>(group, "--policy", c.policy, policies, "which rows to keep");
-  add_choice<Prefill>(
-      group, "--prefill", s.prefill,
-      {{"guided", Prefill::kGuided}, {"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
-      "prompts beyond the budget: in pieces, guided by the prompt's end or --guide-text; in pieces "
-      "without; whole and then compressed (guided for policies morphkv and rkv, else stream)");
-  add_number(group, "--guide", s.guide, 0, kMaxBudget,
+  add_cache_options(group, o.cache);
+  add_number(group, "--guide", o.session.guide, 0, kMaxBudget,
              "last tokens of the prompt that guide; 0 = 24, fewer with a small micro-batch");
   group
       ->add_option(
@@ -152,10 +108,6 @@ void add_cache_options(CLI::App* app, RunOptions& o) {
       ->type_name("TEXT")
       ->allow_extra_args(false);
   group->add_flag("--pin-system", o.pin_system, "make the whole system message sinks");
-  const std::vector<std::pair<std::string, ggml_type>> types = {
-      {"f16", GGML_TYPE_F16}, {"q8_0", GGML_TYPE_Q8_0}, {"q4_0", GGML_TYPE_Q4_0}};
-  add_choice<ggml_type>(group, "--cache-type-k", s.type_k, types, "(-ctk) type of stored keys");
-  add_choice<ggml_type>(group, "--cache-type-v", s.type_v, types, "(-ctv) type of stored values");
 }
 
 void add_engine_options(CLI::App* app, RunOptions& o) {
@@ -171,20 +123,7 @@ void add_engine_options(CLI::App* app, RunOptions& o) {
   add_choice<bool>(group, "--flash-attn", s.flash_attention,
                    {{"on", true}, {"auto", true}, {"off", false}},
                    "(-fa) flash attention; off is refused");
-  add_number(group, "-s,--seed", o.seed, -1, std::numeric_limits<std::uint32_t>::max(),
-             "seed of sampling and of policy random; -1 = a random one");
-  SamplingOptions& sampling = s.sampling;
-  add_number(group, "--temp,--temperature", sampling.temperature, 0.0f, 100.0f,
-             "temperature; 0 = always the likeliest token");
-  add_number(group, "--top-k", sampling.top_k, 0, kMaxInt, "sample from the k likeliest; 0 = all");
-  add_number(group, "--top-p", sampling.top_p, 0.0f, 1.0f,
-             "sample from the likeliest that make up p; 1 = all");
-  add_number(group, "--min-p", sampling.min_p, 0.0f, 1.0f,
-             "least share of the likeliest token's probability; 0 = off");
-  add_number(group, "--repeat-penalty", sampling.repeat_penalty, 0.01f, 100.0f,
-             "penalty on repeated tokens; 1 = none");
-  add_number(group, "--repeat-last-n", sampling.repeat_last_n, 0, 1 << 20,
-             "tokens that --repeat-penalty looks at");
+  add_sampling_options(group, o.sampling);
   group->add_flag("--ignore-eos", s.ignore_eos, "go on when the model wants to end");
   group->add_flag("--allow-past-training", s.allow_past_training,
                   "go on beyond the length the model was trained for");
@@ -394,16 +333,26 @@ std::size_t newest_question(const std::vector<ChatMessage>& messages) {
   return 0;
 }
 
+// What the shared groups of options have gathered.
+void take_flags(RunOptions& o) {
+  o.session.evictor.cache = o.cache.cache;
+  o.recent_percent = o.cache.recent_percent;
+  o.session.prefill = o.cache.prefill;
+  o.profile_guide = o.cache.guide_text;
+  o.session.type_k = o.cache.type_k;
+  o.session.type_v = o.cache.type_v;
+  o.sampling.settle();
+  o.session.sampling = o.sampling.options;
+  o.seed = o.sampling.seed;
+}
+
 // Everything that can be wrong is found before the weights are loaded.
 PreparedPrompt prepare(const CLI::App& command, RunOptions& o) {
   if (o.model.empty()) {
     throw std::invalid_argument(
         "no model: give a GGUF file with -m (`make model` prints the path of a small one)");
   }
-  if (o.seed >= 0) {
-    o.session.sampling.seed = static_cast<std::uint32_t>(o.seed);
-    o.session.evictor.cache.seed = static_cast<std::uint64_t>(o.seed);
-  }
+  if (o.seed >= 0) o.session.evictor.cache.seed = static_cast<std::uint64_t>(o.seed);
   PreparedPrompt prompt;
   if (o.load_session) {
     prompt.session = load_session(*o.load_session);
@@ -522,11 +471,8 @@ RunCommand::RunCommand(CLI::App& app)
     : command_(app.add_subcommand("run",
                                   "Answer one prompt; memory stays constant however long it is.")),
       options_(std::make_unique<RunOptions>()) {
-  // Otherwise the defaults of CacheConfig: trained models are scored by their own queries, with
-  // neighbours.
-  use_profile(default_profile(), *options_);
   add_input_options(command_, *options_);
-  add_cache_options(command_, *options_);
+  add_reading_options(command_, *options_);
   add_engine_options(command_, *options_);
 }
 
@@ -540,7 +486,7 @@ int RunCommand::run() {
   llama_backend_init();
   try {
     o.prefill_given = command_->count("--prefill") > 0;
-    if (command_->count("--recent") > 0) o.recent_percent = 0;
+    take_flags(o);
     PreparedPrompt prompt = prepare(*command_, o);
     install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
     const ModelPtr model = load_weights(o.model, o.n_gpu_layers);
