@@ -115,7 +115,11 @@ class Conversation {
       }
       messages.push_back({m["role"], m["content"]});
     }
-    slots_.restore(0, std::string_view(bytes).substr(end + 1));
+    try {
+      slots_.restore(0, std::string_view(bytes).substr(end + 1));
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument("'" + path + "': " + error.what());
+    }
     messages_ = std::move(messages);
   }
 
