@@ -129,39 +129,6 @@ void add_engine_options(CLI::App* app, RunOptions& o) {
                   "go on beyond the length the model was trained for");
 }
 
-// The first n of the messages, alone; "" where the template refuses them or needs the next one to
-// show them.
-std::string render_first(const ChatTemplate& chat, const std::vector<ChatMessage>& messages,
-                         std::size_t n) {
-  if (n == 0) return "";
-  std::string text;
-  try {
-    text =
-        chat.render({messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(n)}, false);
-  } catch (const std::invalid_argument&) {
-    return "";
-  }
-  return text.find(messages[n - 1].content) == std::string::npos ? "" : text;
-}
-
-// Tokens at the start of `prompt` before message n of a chat; the template may begin with some of
-// its own.
-int tokens_of_first(const llama_model* model, const ChatTemplate& chat,
-                    std::vector<ChatMessage> messages, std::size_t n,
-                    std::span<const llama_token> prompt) {
-  std::string start = render_first(chat, messages, n);
-  if (start.empty() && n < messages.size()) {
-    // Up to where another text of the next message makes another prompt.
-    std::string& next = messages[n].content;
-    next = next.starts_with('a') ? "b" : "a";
-    start = chat.render(messages);
-  }
-  const auto tokens = tokenize(model, start, true);
-  const auto [end, ignored] =
-      std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end());
-  return static_cast<int>(end - tokens.begin());
-}
-
 // On one line, whatever the token is: a newline as \n, other control characters and half
 // characters as U+FFFD.
 std::string printable(const std::string& token) {
@@ -375,10 +342,13 @@ PreparedPrompt prepare(const CLI::App& command, RunOptions& o) {
           "--pin-system has no system message to pin: give one with --system-prompt");
     }
     const ChatTemplate chat(model);
-    prompt.tokens = tokenize(model, chat.render(messages), true);
+    const RenderChat render = [&chat](const auto& list, bool add_assistant) {
+      return chat.render(list, add_assistant);
+    };
+    prompt.tokens = tokenize(model, render(messages, true), true);
     prompt.question = static_cast<std::size_t>(
-        tokens_of_first(model, chat, messages, newest_question(messages), prompt.tokens));
-    if (o.pin_system) pin(tokens_of_first(model, chat, messages, 1, prompt.tokens), o);
+        tokens_of_first(model, render, messages, newest_question(messages), prompt.tokens));
+    if (o.pin_system) pin(tokens_of_first(model, render, messages, 1, prompt.tokens), o);
   } else {
     prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);
   }

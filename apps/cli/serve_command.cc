@@ -55,7 +55,7 @@ void add_server_options(CLI::App* app, ServeOptions& o) {
                   "listen beyond this machine without a key: everybody may use it");
   add_number(group, "--slots", o.slots.slots, 1, 64,
              "sessions that are answered at once, each with the whole budget");
-  add_number(group, "--max-queue", o.max_queue, 0, 100000,
+  add_number(group, "--max-queue", o.max_queue, 0, 1000,
              "requests that may wait for a slot; beyond that they are refused with 429");
   add_number(group, "--timeout", o.timeout, 0.001, 1e6,
              "seconds that a request may take, waiting included");
@@ -102,8 +102,11 @@ void settle(ServeOptions& o) {
 }
 
 // What every request without settings of its own asks for must be possible.
-void check_defaults(const Slots& slots, const ServeOptions& o) {
+void check_defaults(const llama_model* model, const Slots& slots, const ServeOptions& o) {
   Turn turn;
+  if (!o.cache.guide_text.empty()) {
+    turn.guides.push_back(tokenize(model, o.cache.guide_text, false, false));
+  }
   turn.prompt = {0};
   turn.cache = o.cache.cache;
   turn.prefill = o.cache.prefill;
@@ -167,7 +170,7 @@ int ServeCommand::run() {
       };
     }
     server::EngineService engine(model.get(), {.slots = o.slots, .max_queue = o.max_queue});
-    check_defaults(engine.engine_slots(), o);
+    check_defaults(model.get(), engine.engine_slots(), o);
     server::HttpServer http(model.get(), engine, render, o.http);
     const int port = http.bind();
     const std::string host =

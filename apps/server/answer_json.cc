@@ -88,13 +88,18 @@ Json chat_logprobs(const std::vector<const llama_cpp::GeneratedToken*>& tokens,
   return {{"content", std::move(content)}};
 }
 
+// As many as begin in it.
+std::size_t characters(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](unsigned char byte) { return (byte & 0xC0) != 0x80; }));
+}
+
 Json completion_logprobs(const std::vector<const llama_cpp::GeneratedToken*>& tokens,
-                         const llama_model* model) {
+                         const llama_model* model, std::size_t& offset) {
   Json out = {{"tokens", Json::array()},
               {"token_logprobs", Json::array()},
               {"top_logprobs", Json::array()},
               {"text_offset", Json::array()}};
-  std::size_t offset = 0;
   for (const auto* token : tokens) {
     if (!token->chosen) continue;
     out["tokens"].push_back(token->text);
@@ -105,16 +110,16 @@ Json completion_logprobs(const std::vector<const llama_cpp::GeneratedToken*>& to
     }
     out["top_logprobs"].push_back(std::move(likeliest));
     out["text_offset"].push_back(offset);
-    offset += token->text.size();
+    offset += characters(token->text);
   }
   return out;
 }
 
 Json logprobs_of(const AnswerHead& head,
                  const std::vector<const llama_cpp::GeneratedToken*>& tokens,
-                 const llama_model* model) {
+                 const llama_model* model, std::size_t& offset) {
   if (!head.logprobs) return nullptr;
-  return head.chat ? chat_logprobs(tokens, model) : completion_logprobs(tokens, model);
+  return head.chat ? chat_logprobs(tokens, model) : completion_logprobs(tokens, model, offset);
 }
 
 Json envelope(const AnswerHead& head, const char* object) {
@@ -165,7 +170,8 @@ std::string whole_answer(const AnswerHead& head, const std::vector<Delta>& delta
   } else {
     choice["text"] = text;
   }
-  choice["logprobs"] = logprobs_of(head, tokens_of(deltas), model);
+  std::size_t offset = 0;
+  choice["logprobs"] = logprobs_of(head, tokens_of(deltas), model, offset);
   choice["finish_reason"] = finish_reason(end.reason);
   Json json = envelope(head, head.chat ? "chat.completion" : "text_completion");
   json["choices"] = Json::array({std::move(choice)});
@@ -178,11 +184,12 @@ std::string first_chunk(const AnswerHead& head) {
   return text_of(chunk_with(head, {{"delta", {{"role", "assistant"}, {"content", ""}}}}, nullptr));
 }
 
-std::string chunk(const AnswerHead& head, const Delta& delta, const llama_model* model) {
+std::string chunk(const AnswerHead& head, const Delta& delta, const llama_model* model,
+                  std::size_t& text_offset) {
   Json choice = head.chat ? Json{{"delta", {{"content", delta.text}}}} : Json{{"text", delta.text}};
   std::vector<const llama_cpp::GeneratedToken*> tokens;
   for (const auto& token : delta.tokens) tokens.push_back(&token);
-  choice["logprobs"] = logprobs_of(head, tokens, model);
+  choice["logprobs"] = logprobs_of(head, tokens, model, text_offset);
   return text_of(chunk_with(head, std::move(choice), nullptr));
 }
 
@@ -264,6 +271,7 @@ std::string models_json(const std::string& name, std::int64_t created) {
 std::string metrics_text(const Counters& c, const std::vector<SlotInfo>& slots,
                          std::size_t kv_bytes_allocated) {
   std::ostringstream out;
+  out.precision(15);
   const auto metric = [&](const char* name, const char* type, const char* help, auto value) {
     out << "# HELP morphkv_" << name << ' ' << help << "\n# TYPE morphkv_" << name << ' ' << type
         << "\nmorphkv_" << name << ' ' << value << '\n';

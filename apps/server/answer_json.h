@@ -26,7 +26,9 @@ std::string whole_answer(const AnswerHead& head, const std::vector<Delta>& delta
                          const llama_model* model);
 // The data of one server-sent event each. first_chunk() is of chats only.
 std::string first_chunk(const AnswerHead& head);
-std::string chunk(const AnswerHead& head, const Delta& delta, const llama_model* model);
+// `text_offset` counts the characters of the tokens so far; chunk() goes on with it.
+std::string chunk(const AnswerHead& head, const Delta& delta, const llama_model* model,
+                  std::size_t& text_offset);
 std::string last_chunk(const AnswerHead& head, const End& end);
 std::string usage_chunk(const AnswerHead& head, const End& end);
 

@@ -1,11 +1,17 @@
 #include "http_server.h"
 
+#include <arpa/inet.h>
 #include <httplib.h>
+#include <netinet/in.h>
 
+#include <atomic>
+#include <cerrno>
 #include <charconv>
 #include <ctime>
 #include <filesystem>
 #include <functional>
+#include <system_error>
+#include <thread>
 
 #include "answer_json.h"
 #include "api_keys.h"
@@ -19,6 +25,7 @@ constexpr std::size_t kMostBodyBytes = 16u << 20;
 constexpr std::size_t kMostSlotFileBytes = std::size_t{4} << 30;
 constexpr int kMostPictureTokens = 8192;
 constexpr std::chrono::milliseconds kPatience{50};  // until a client that left is noticed
+constexpr const char* kTooLate = "the time-out came before the first token";
 constexpr const char* kJson = "application/json";
 
 // An answer that is no success.
@@ -37,7 +44,11 @@ Failure bad_request(const std::string& message, const std::string& param = "") {
 }
 
 bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  in_addr v4{};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  in6_addr v6{};
+  if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+  return host == "localhost";
 }
 
 // "12" in the path or the query, or nothing for anything else.
@@ -48,11 +59,29 @@ std::optional<int> number_of(const std::string& text) {
   return value;
 }
 
+// The method that the path takes, or null for a path that is not there.
+const char* method_of(const std::string& path) {
+  for (const char* get :
+       {"/v1/models", "/health", "/metrics", "/slots", "/", "/page.css", "/page.js", "/page.svg"}) {
+    if (path == get) return "GET";
+  }
+  for (const char* post : {"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"}) {
+    if (path == post) return "POST";
+  }
+  constexpr std::string_view kSlots = "/slots/";
+  if (!path.starts_with(kSlots) || path.size() == kSlots.size()) return nullptr;
+  const std::size_t end = path.find('/', kSlots.size());
+  if (end == std::string::npos) return "POST";
+  return path.substr(end) == "/picture" ? "GET" : nullptr;
+}
+
 // A request on its way out: kept by the connection that writes it.
 struct Exchange {
   AnswerHead head;
   bool include_usage = false;
   std::unique_ptr<Answer> answer;
+  bool begun = false;           // something of the answer came
+  std::size_t text_offset = 0;  // characters of the tokens so far
 };
 
 std::string event(const std::string& data) { return "data: " + data + "\n\n"; }
@@ -83,18 +112,24 @@ class HttpServer::Impl {
   }
 
   int bind() {
+    errno = 0;
     const int port = options_.port == 0
                          ? http_.bind_to_any_port(options_.host)
                          : (http_.bind_to_port(options_.host, options_.port) ? options_.port : -1);
     if (port < 0) {
-      throw std::runtime_error("cannot listen on " + options_.host + ":" +
-                               std::to_string(options_.port) +
-                               ": the port is taken or the host is not this machine's");
+      throw std::runtime_error(
+          "cannot listen on " + options_.host + ":" + std::to_string(options_.port) + ": " +
+          (errno != 0 ? std::generic_category().message(errno) : "the host is not this machine's") +
+          ": give another --host or --port");
     }
     return port;
   }
   void listen() { http_.listen_after_bind(); }
-  void stop() { http_.stop(); }
+  void stop() {
+    // httplib cuts streams off when it stops: those whose answer is there are written first.
+    for (int i = 0; i < 500 && streams_ > 0; ++i) std::this_thread::sleep_for(kPatience / 5);
+    http_.stop();
+  }
 
  private:
   using Http = httplib::Request;
@@ -102,11 +137,12 @@ class HttpServer::Impl {
   using Handler = std::function<void(const Http&, Reply&)>;
 
   void limit();
+  static void explain(const Http& request, Reply& reply);
   void route();
   void guard(const Http& request, Reply& reply, const Handler& handler) const;
   void answer(const Http& request, Reply& reply, bool chat);
   void answer_whole(const Http& request, Reply& reply, Exchange exchange);
-  void stream(Reply& reply, std::shared_ptr<Exchange> exchange) const;
+  void stream(Reply& reply, std::shared_ptr<Exchange> exchange);
   bool write_event(httplib::DataSink& sink, Exchange& exchange) const;
   void slot_action(const Http& request, Reply& reply);
   void send_picture(const Http& request, Reply& reply) const;
@@ -118,13 +154,21 @@ class HttpServer::Impl {
   RequestReader reader_;
   std::int64_t started_;
   ApiKeys keys_;
+  std::atomic<int> streams_ = 0;
   httplib::Server http_;
 };
 
 // What a client may take of us: bytes, time, connections.
 void HttpServer::Impl::limit() {
   const auto threads = static_cast<std::size_t>(options_.threads);
-  http_.new_task_queue = [threads] { return new httplib::ThreadPool(4, threads, 4 * threads); };
+  // All of them from the start: httplib's pool counts a thread as idle that has been woken for
+  // another connection, and would let the next one wait for as long as an answer takes.
+  http_.new_task_queue = [threads] {
+    return new httplib::ThreadPool(threads, threads, 4 * threads);
+  };
+  // Not SO_REUSEPORT, httplib's default: two servers would share a port without knowing.
+  http_.set_socket_options(
+      [](int socket) { httplib::set_socket_opt(socket, SOL_SOCKET, SO_REUSEADDR, 1); });
   http_.set_payload_max_length(kMostBodyBytes);
   http_.set_read_timeout(30, 0);
   http_.set_write_timeout(30, 0);
@@ -132,6 +176,13 @@ void HttpServer::Impl::limit() {
   http_.set_keep_alive_timeout(5);
   http_.set_tcp_nodelay(true);
   http_.set_pre_routing_handler([this](const Http& request, Reply& reply) {
+    // A page of another site, in the browser of somebody who may reach this server.
+    if (request.get_header_value("Sec-Fetch-Site") == "cross-site") {
+      reply.status = 403;
+      reply.set_content(
+          error_json("requests from pages of other sites are refused", "permission_error"), kJson);
+      return httplib::Server::HandlerResponse::Handled;
+    }
     const bool open =
         request.path == "/health" || request.path == "/" || request.path.starts_with("/page.");
     if (open || keys_.allow(request.get_header_value("Authorization"))) {
@@ -144,38 +195,31 @@ void HttpServer::Impl::limit() {
                       kJson);
     return httplib::Server::HandlerResponse::Handled;
   });
-  // Whatever HTTP itself refuses is said in JSON as well.
-  http_.set_error_handler([this](const Http& request, Reply& reply) {
+  http_.set_error_handler([](const Http& request, Reply& reply) {
     if (!reply.body.empty()) return httplib::Server::HandlerResponse::Unhandled;
-    const std::string what = request.method + " " + request.path;
-    if (reply.status == 404) {
-      static const std::vector<std::string> kKnown = {"/v1/chat/completions",
-                                                      "/v1/completions",
-                                                      "/v1/models",
-                                                      "/tokenize",
-                                                      "/detokenize",
-                                                      "/health",
-                                                      "/metrics",
-                                                      "/slots",
-                                                      "/"};
-      const bool known = std::ranges::find(kKnown, request.path) != kKnown.end();
-      if (known) reply.status = 405;
-      reply.set_content(error_json(known ? what + ": this path takes another method"
-                                         : what + ": there is nothing here",
-                                   "invalid_request_error"),
-                        kJson);
-    } else if (reply.status == 413) {
-      reply.set_content(error_json("the body is longer than " + std::to_string(kMostBodyBytes) +
-                                       " bytes: shorten it",
-                                   "invalid_request_error"),
-                        kJson);
-    } else {
-      reply.set_content(
-          error_json("HTTP status " + std::to_string(reply.status), "invalid_request_error"),
-          kJson);
-    }
+    explain(request, reply);
     return httplib::Server::HandlerResponse::Handled;
   });
+}
+
+// Whatever HTTP itself refuses is said in JSON as well.
+void HttpServer::Impl::explain(const Http& request, Reply& reply) {
+  const std::string what = request.method + " " + request.path;
+  std::string message = "HTTP status " + std::to_string(reply.status);
+  if (reply.status == 404) {
+    message = what + ": there is nothing here";
+    if (const char* method = method_of(request.path); method != nullptr) {
+      reply.status = 405;
+      reply.set_header("Allow", method);
+      message = what + ": this path takes " + method;
+    }
+  } else if (reply.status == 413) {
+    const bool form = request.get_header_value("Content-Type").starts_with("application/x-www");
+    message =
+        form ? "the body is too long for a form: send 'Content-Type: application/json'"
+             : "the body is longer than " + std::to_string(kMostBodyBytes) + " bytes: shorten it";
+  }
+  reply.set_content(error_json(message, "invalid_request_error"), kJson);
 }
 
 void HttpServer::Impl::route() {
@@ -277,12 +321,15 @@ void HttpServer::Impl::answer(const Http& request, Reply& reply, bool chat) {
 
 void HttpServer::Impl::answer_whole(const Http& request, Reply& reply, Exchange exchange) {
   std::vector<Delta> deltas;
+  auto looked = std::chrono::steady_clock::now();
   while (true) {
     std::optional<Event> next = exchange.answer->next(kPatience);
-    if (!next) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - looked >= kPatience) {  // however fast the tokens come
+      looked = now;
       if (request.is_connection_closed()) return;  // dropping the answer cancels it
-      continue;
     }
+    if (!next) continue;
     if (auto* delta = std::get_if<Delta>(&*next)) {
       deltas.push_back(std::move(*delta));
       continue;
@@ -290,14 +337,15 @@ void HttpServer::Impl::answer_whole(const Http& request, Reply& reply, Exchange 
     const End& end = std::get<End>(*next);
     if (end.reason == EndReason::kError) throw failure(500, end.error, "server_error");
     if (end.reason == EndReason::kTimeout && deltas.empty()) {
-      throw failure(504, "the time-out came before the first token", "timeout_error");
+      throw failure(504, kTooLate, "timeout_error");
     }
     reply.set_content(whole_answer(exchange.head, deltas, end, model_), kJson);
     return;
   }
 }
 
-void HttpServer::Impl::stream(Reply& reply, std::shared_ptr<Exchange> exchange) const {
+void HttpServer::Impl::stream(Reply& reply, std::shared_ptr<Exchange> exchange) {
+  ++streams_;
   reply.set_header("Cache-Control", "no-store");
   reply.set_chunked_content_provider(
       "text/event-stream",
@@ -310,7 +358,10 @@ void HttpServer::Impl::stream(Reply& reply, std::shared_ptr<Exchange> exchange) 
         return sink.is_writable() && write_event(sink, *exchange);
       },
       // The connection may outlive the answer.
-      [exchange](bool) { exchange->answer.reset(); });
+      [this, exchange](bool) {
+        exchange->answer.reset();
+        --streams_;
+      });
 }
 
 // The next event, if there is one soon. False when the client is gone.
@@ -319,13 +370,16 @@ bool HttpServer::Impl::write_event(httplib::DataSink& sink, Exchange& exchange) 
   if (!next) return true;
   const auto write = [&](const std::string& text) { return sink.write(text.data(), text.size()); };
   if (const auto* delta = std::get_if<Delta>(&*next)) {
+    exchange.begun = true;
     if (delta->text.empty() && !exchange.head.logprobs) return true;
-    return write(event(chunk(exchange.head, *delta, model_)));
+    return write(event(chunk(exchange.head, *delta, model_, exchange.text_offset)));
   }
   const End& end = std::get<End>(*next);
   std::string text;
   if (end.reason == EndReason::kError) {
     text = event(error_json(end.error, "server_error"));
+  } else if (end.reason == EndReason::kTimeout && !exchange.begun) {
+    text = event(error_json(kTooLate, "timeout_error"));
   } else {
     text = event(last_chunk(exchange.head, end));
     if (exchange.include_usage) text += event(usage_chunk(exchange.head, end));
@@ -369,7 +423,8 @@ void HttpServer::Impl::slot_action(const Http& request, Reply& reply) {
     write_file_atomically(path, service_.save(*slot));
   } else if (action == "restore") {
     const std::string path = slot_file(request);
-    if (!std::filesystem::is_regular_file(path)) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored)) {
       throw failure(404, "there is no saved slot of that name", "not_found_error", "filename");
     }
     service_.restore(*slot, read_file(path, kMostSlotFileBytes));

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "request.h"
 
@@ -23,28 +24,8 @@ inline std::string shown(const Json& value) {
   return text;
 }
 
-// The object that the body is. Throws BadRequest.
-inline Json parse_object(std::string_view body) {
-  constexpr int kMostDepth = 64;
-  Json json;
-  try {
-    json = Json::parse(body, [](int depth, Json::parse_event_t, Json&) {
-      if (depth > kMostDepth) {
-        throw BadRequest("", "the JSON is nested deeper than " + std::to_string(kMostDepth));
-      }
-      return true;
-    });
-  } catch (const Json::parse_error& error) {
-    throw BadRequest("", "the body is no valid JSON, at byte " + std::to_string(error.byte) +
-                             ": check quotes, commas and that the text is UTF-8");
-  } catch (const Json::exception&) {
-    throw BadRequest("", "the body has a number that is too large");
-  }
-  if (!json.is_object()) {
-    throw BadRequest("", "the body is " + std::string(json.type_name()) + ": send a JSON object");
-  }
-  return json;
-}
+// The object that the body is. Throws BadRequest, which names the field that was being read.
+Json parse_object(std::string_view body);
 
 class RequestReader::Fields {
  public:
@@ -80,7 +61,7 @@ class RequestReader::Fields {
       refuse(name, what.str());
     };
     if (!value->is_number()) bad();
-    const double number = value->get<double>();
+    const auto number = value->get<double>();
     if (!(number >= static_cast<double>(low) && number <= static_cast<double>(high))) bad();
     if (std::is_integral_v<Number> && number != std::floor(number)) bad();
     if constexpr (std::is_integral_v<Number>) {

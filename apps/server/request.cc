@@ -1,6 +1,7 @@
 #include "request.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "json_fields.h"
 #include "morphkv/llama_cpp/model_file.h"
@@ -90,7 +91,23 @@ void read_sampling(const Fields& fields, llama_cpp::SamplingOptions& s) {
   s.repeat_penalty =
       fields.template number<float>("repeat_penalty", 0.01f, 100.0f).value_or(s.repeat_penalty);
   const auto seed = fields.template number<std::int64_t>("seed", -1, (std::int64_t{1} << 53));
-  if (seed.value_or(-1) >= 0) s.seed = static_cast<std::uint32_t>(*seed & 0xFFFFFFFF);
+  // The engine's sign for a random seed is no seed of a request.
+  if (seed.value_or(-1) >= 0) s.seed = static_cast<std::uint32_t>(*seed % LLAMA_DEFAULT_SEED);
+}
+
+template <class Fields>
+void read_prefill(const Fields& fields, llama_cpp::Turn& turn) {
+  const auto prefill = fields.text("prefill");
+  if (!prefill) return;
+  if (*prefill != "guided" && *prefill != "stream") {
+    fields.refuse("prefill", "'" + *prefill + "' is not guided or stream");
+  }
+  turn.prefill = *prefill == "guided" ? Prefill::kGuided : Prefill::kStream;
+  // Only where it is asked for: by default such a policy streams.
+  if (turn.prefill == Prefill::kGuided && !make_policy(turn.cache)->traits().guided) {
+    fields.refuse("prefill", "'guided': policy '" + turn.cache.policy +
+                                 "' takes no guide: use policy morphkv or rkv, or leave it out");
+  }
 }
 
 template <class Fields>
@@ -131,6 +148,9 @@ std::vector<ChatMessage> read_messages(const Fields& fields) {
     const std::string where = at("messages", i);
     if (!entry.is_object()) fields.refuse(where, shown(entry) + " is no message");
     const Fields message(entry, where + ".");
+    if (const Json* calls = message.find("tool_calls"); calls != nullptr && !calls->empty()) {
+      message.refuse("tool_calls", "is not supported: leave it out");
+    }
     const auto role = message.text("role");
     if (!role || role->empty()) message.refuse("role", "is missing: give user, say");
     messages.push_back({*role, content_of(message, where + ".")});
@@ -138,9 +158,30 @@ std::vector<ChatMessage> read_messages(const Fields& fields) {
   return messages;
 }
 
+void add_guide(const llama_model* model, const std::string& text, llama_cpp::Turn& turn) {
+  // A guide is read in the middle of a text.
+  turn.guides.push_back(llama_cpp::tokenize(model, text, false, false));
+  turn.end_guides_too = true;
+}
+
+// The given field that validate() speaks of first, else where the settings come from.
+std::string field_at_fault(const std::string& what, const std::vector<std::string>& given,
+                           bool profile_given) {
+  std::string fault = profile_given ? "profile" : "budget";
+  std::size_t first = std::string::npos;
+  for (const std::string& name : given) {
+    const std::size_t place = what.find(name + " ");
+    if (place < first) {
+      first = place;
+      fault = name;
+    }
+  }
+  return fault;
+}
+
 }  // namespace
 
-void RequestReader::read_rule(const Fields& fields, ParsedRequest& parsed) const {
+int RequestReader::read_rule(const Fields& fields, ParsedRequest& parsed) const {
   llama_cpp::Turn& turn = parsed.request.turn;
   CacheConfig cache = defaults_.cache;
   int recent_percent = defaults_.recent_percent;
@@ -148,9 +189,10 @@ void RequestReader::read_rule(const Fields& fields, ParsedRequest& parsed) const
   std::string guide_text = defaults_.guide_text;
   parsed.profile = defaults_.profile;
   const int most = defaults_.cache.budget;
-  if (const auto name = fields.text("profile")) {
+  const auto profile_name = fields.text("profile");
+  if (profile_name) {
     try {
-      const Profile& profile = find_profile(*name);
+      const Profile& profile = find_profile(*profile_name);
       cache = profile.cache;
       cache.budget = most;
       recent_percent = profile.recent_percent;
@@ -161,20 +203,20 @@ void RequestReader::read_rule(const Fields& fields, ParsedRequest& parsed) const
       throw BadRequest("profile", error.what());
     }
   }
-  std::string last = "budget";  // the field given last, to which a rule that is not valid is put
+  std::vector<std::string> given;
   const auto rows = [&](const char* name, int low, int high, int& target) {
     const auto value = fields.number<int>(name, low, high);
     if (!value) return false;
     target = *value;
-    last = name;
+    given.emplace_back(name);
     return true;
   };
   rows("budget", 1, most, cache.budget);
   rows("n_sink", 0, kMaxBudget, cache.n_sink);
   rows("window", 1, kMaxBudget, cache.window);
   rows("pool", 1, kMaxBudget, cache.pool);
-  const bool explicit_tail = rows("recent", 0, kMaxBudget, cache.recent);
-  if (!explicit_tail && recent_percent > 0) cache.recent = recent_rows(recent_percent, cache);
+  if (rows("recent", 0, kMaxBudget, cache.recent)) recent_percent = 0;
+  if (recent_percent > 0) cache.recent = recent_rows(recent_percent, cache);
   if (const auto policy = fields.text("policy")) {
     if (!is_policy_name(*policy) || *policy == "full") {
       fields.refuse("policy", "'" + *policy + "' is not one of " + policy_names_text() +
@@ -182,37 +224,26 @@ void RequestReader::read_rule(const Fields& fields, ParsedRequest& parsed) const
     }
     cache.policy = *policy;
   }
-  if (const auto prefill = fields.text("prefill")) {
-    if (*prefill != "guided" && *prefill != "stream") {
-      fields.refuse("prefill", "'" + *prefill + "' is not guided or stream");
-    }
-    turn.prefill = *prefill == "guided" ? Prefill::kGuided : Prefill::kStream;
-  }
   if (cache.policy == "random" && turn.sampling.seed != LLAMA_DEFAULT_SEED) {
     cache.seed = turn.sampling.seed;
   }
   try {
     validate(cache);
   } catch (const std::invalid_argument& error) {
-    throw BadRequest(last, error.what());
+    throw BadRequest(field_at_fault(error.what(), given, profile_name.has_value()), error.what());
   }
   turn.cache = std::move(cache);
-  if (!guide_text.empty()) {
-    std::vector<llama_token> guide = llama_cpp::tokenize(model_, guide_text, false);
-    // A guide is read in the middle of a text.
-    const llama_vocab* vocab = llama_model_get_vocab(model_);
-    if (llama_vocab_get_add_bos(vocab) && guide.size() > 1) guide.erase(guide.begin());
-    turn.guides.push_back(std::move(guide));
-    turn.end_guides_too = true;
-  }
+  read_prefill(fields, turn);
+  if (!guide_text.empty() && turn.prefill == Prefill::kGuided) add_guide(model_, guide_text, turn);
+  return recent_percent;
 }
 
-void RequestReader::read_common(const Fields& fields, ParsedRequest& parsed) const {
+int RequestReader::read_common(const Fields& fields, ParsedRequest& parsed) const {
   refuse_unsupported(fields);
   static_cast<void>(fields.text("model"));
   llama_cpp::Turn& turn = parsed.request.turn;
   read_sampling(fields, turn.sampling);
-  read_rule(fields, parsed);
+  const int recent_percent = read_rule(fields, parsed);
   parsed.request.stop = read_stops(fields);
   turn.max_tokens = fields.number<int>("max_tokens", 0, kMaxInt).value_or(-1);
   turn.max_tokens =
@@ -238,29 +269,19 @@ void RequestReader::read_common(const Fields& fields, ParsedRequest& parsed) con
     parsed.include_usage =
         Fields(*options, "stream_options.").flag("include_usage").value_or(false);
   }
+  return recent_percent;
 }
 
-// Tokens at the start of `prompt` before message n; the template may begin with some of its own.
-// Up to where another text of the next message makes another prompt.
-std::size_t RequestReader::tokens_before(std::vector<ChatMessage> messages, std::size_t n,
-                                         const std::vector<llama_token>& prompt) const {
-  if (n == 0 || n >= messages.size()) return 0;
-  std::string& next = messages[n].content;
-  next = next.starts_with('a') ? "b" : "a";
-  const auto other = llama_cpp::tokenize(model_, render_(messages, true), true);
-  const auto [end, ignored] =
-      std::mismatch(other.begin(), other.end(), prompt.begin(), prompt.end());
-  return static_cast<std::size_t>(end - other.begin());
-}
-
-void RequestReader::pin_system(const std::vector<ChatMessage>& messages,
+void RequestReader::pin_system(const std::vector<ChatMessage>& messages, int recent_percent,
                                ParsedRequest& parsed) const {
   llama_cpp::Turn& turn = parsed.request.turn;
-  if (messages.front().role != "system" || messages.size() < 2) {
+  if (messages.front().role != "system") {
     throw BadRequest("pin_system", "pin_system has no system message to pin: give one first");
   }
-  const auto tokens = static_cast<int>(tokens_before(messages, 1, turn.prompt));
+  const int tokens = llama_cpp::tokens_of_first(model_, render_, messages, 1, turn.prompt);
   turn.cache.n_sink = std::max(turn.cache.n_sink, tokens);
+  // As in `morphkv run`: the tail is a share of what the sinks leave.
+  if (recent_percent > 0) turn.cache.recent = recent_rows(recent_percent, turn.cache);
   try {
     validate(turn.cache);
   } catch (const std::invalid_argument& error) {
@@ -275,18 +296,25 @@ ParsedRequest RequestReader::chat(std::string_view body) const {
   ParsedRequest parsed;
   if (!render_) throw BadRequest("messages", "the model has no chat template: use completions");
   const std::vector<ChatMessage> messages = read_messages(fields);
-  read_common(fields, parsed);
+  const int recent_percent = read_common(fields, parsed);
   llama_cpp::Turn& turn = parsed.request.turn;
   parsed.logprobs = fields.flag("logprobs").value_or(false);
   const auto top = fields.number<int>("top_logprobs", 0, 20);
-  if (top && !parsed.logprobs) fields.refuse("top_logprobs", "needs logprobs: true");
+  if (top.value_or(0) > 0 && !parsed.logprobs) {
+    fields.refuse("top_logprobs", "needs logprobs: true");
+  }
   if (parsed.logprobs) turn.top_logprobs = top.value_or(0);
   try {
     turn.prompt = llama_cpp::tokenize(model_, render_(messages, true), true);
     std::size_t newest = messages.size();
     while (newest > 0 && messages[newest - 1].role != "user") --newest;
-    if (newest > 0) turn.question = tokens_before(messages, newest - 1, turn.prompt);
-    if (fields.flag("pin_system").value_or(false)) pin_system(messages, parsed);
+    if (newest > 0) {
+      turn.question = static_cast<std::size_t>(
+          llama_cpp::tokens_of_first(model_, render_, messages, newest - 1, turn.prompt));
+    }
+    if (fields.flag("pin_system").value_or(false)) {
+      pin_system(messages, recent_percent, parsed);
+    }
   } catch (const std::invalid_argument& error) {
     throw BadRequest("messages", error.what());
   }
@@ -314,9 +342,13 @@ ParsedRequest RequestReader::completion(std::string_view body) const {
   } else if (prompt->is_array() && !prompt->empty()) {
     const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model_));
     for (std::size_t i = 0; i < prompt->size(); ++i) {
-      const Json entry = {{"token", (*prompt)[i]}};
-      const auto token = Fields(entry, at("prompt", i) + ".").number<int>("token", 0, n_vocab - 1);
-      if (!token) fields.refuse(at("prompt", i), "is no token");
+      const std::string where = at("prompt", i);
+      if ((*prompt)[i].is_string() || (*prompt)[i].is_array()) {
+        fields.refuse(where, "is one of several prompts: send one at a time");
+      }
+      const Json entry = {{where, (*prompt)[i]}};
+      const auto token = Fields(entry).number<int>(where, 0, n_vocab - 1);
+      if (!token) fields.refuse(where, "is no token");
       turn.prompt.push_back(*token);
     }
   } else {
@@ -361,9 +393,10 @@ std::string RequestReader::detokenize(std::string_view body) const {
   const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model_));
   std::string text;
   for (std::size_t i = 0; i < tokens->size(); ++i) {
-    const Json entry = {{"token", (*tokens)[i]}};
-    const auto token = Fields(entry, at("tokens", i) + ".").number<int>("token", 0, n_vocab - 1);
-    if (!token) fields.refuse(at("tokens", i), "is no token");
+    const std::string where = at("tokens", i);
+    const Json entry = {{where, (*tokens)[i]}};
+    const auto token = Fields(entry).number<int>(where, 0, n_vocab - 1);
+    if (!token) fields.refuse(where, "is no token");
     text += llama_cpp::token_text(model_, *token, true);
   }
   return Json{{"content", text}}.dump(-1, ' ', false, Json::error_handler_t::replace);

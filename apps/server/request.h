@@ -47,8 +47,7 @@ class BadRequest : public std::runtime_error {
 class RequestReader {
  public:
   // Messages as the text of a prompt (llama_cpp::ChatTemplate::render); empty: chats are refused.
-  using Render =
-      std::function<std::string(const std::vector<llama_cpp::ChatMessage>&, bool add_assistant)>;
+  using Render = llama_cpp::RenderChat;
 
   // The model, for its vocabulary, must outlive the reader.
   RequestReader(const llama_model* model, Render render, RequestDefaults defaults);
@@ -65,11 +64,11 @@ class RequestReader {
 
  private:
   class Fields;
-  void read_common(const Fields& fields, ParsedRequest& parsed) const;
-  void read_rule(const Fields& fields, ParsedRequest& parsed) const;
-  void pin_system(const std::vector<llama_cpp::ChatMessage>& messages, ParsedRequest& parsed) const;
-  std::size_t tokens_before(std::vector<llama_cpp::ChatMessage> messages, std::size_t n,
-                            const std::vector<llama_token>& prompt) const;
+  // Return the share of the budget that the protected tail is; 0: it has a length of its own.
+  int read_common(const Fields& fields, ParsedRequest& parsed) const;
+  int read_rule(const Fields& fields, ParsedRequest& parsed) const;
+  void pin_system(const std::vector<llama_cpp::ChatMessage>& messages, int recent_percent,
+                  ParsedRequest& parsed) const;
 
   const llama_model* model_;
   Render render_;

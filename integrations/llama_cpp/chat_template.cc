@@ -119,4 +119,38 @@ std::string ChatTemplate::next_turn(const std::string& content) const {
   return text;
 }
 
+namespace {
+
+// The first n of the messages, alone; "" where the template refuses them or needs the next one to
+// show them.
+std::string render_first(const RenderChat& render, const std::vector<ChatMessage>& messages,
+                         std::size_t n) {
+  if (n == 0) return "";
+  std::string text;
+  try {
+    text = render({messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(n)}, false);
+  } catch (const std::invalid_argument&) {
+    return "";
+  }
+  return text.find(messages[n - 1].content) == std::string::npos ? "" : text;
+}
+
+}  // namespace
+
+int tokens_of_first(const llama_model* model, const RenderChat& render,
+                    std::vector<ChatMessage> messages, std::size_t n,
+                    std::span<const llama_token> prompt) {
+  std::string start = render_first(render, messages, n);
+  if (start.empty() && n < messages.size()) {
+    // Up to where another text of the next message makes another prompt.
+    std::string& next = messages[n].content;
+    next = next.starts_with('a') ? "b" : "a";
+    start = render(messages, true);
+  }
+  const auto tokens = tokenize(model, start, true);
+  const auto [end, ignored] =
+      std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end());
+  return static_cast<int>(end - tokens.begin());
+}
+
 }  // namespace morphkv::llama_cpp

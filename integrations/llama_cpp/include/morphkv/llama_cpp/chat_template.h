@@ -4,7 +4,9 @@
 
 #include <llama.h>
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,5 +40,14 @@ class ChatTemplate {
   struct Parsed;
   std::unique_ptr<const Parsed> parsed_;
 };
+
+// ChatTemplate::render(), or what stands for it.
+using RenderChat = std::function<std::string(const std::vector<ChatMessage>&, bool add_assistant)>;
+
+// Tokens at the start of `prompt`, which is the tokens of all messages, before message n; the
+// template may begin with some of its own. Throws like `render`.
+int tokens_of_first(const llama_model* model, const RenderChat& render,
+                    std::vector<ChatMessage> messages, std::size_t n,
+                    std::span<const llama_token> prompt);
 
 }  // namespace morphkv::llama_cpp
