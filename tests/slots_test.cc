@@ -99,6 +99,38 @@ TEST(Slots, TextsThatRunTogetherAreAnsweredLikeEachAlone) {
   }
 }
 
+// After the last piece other guides than the prompt's end still ask, and then the excess leaves.
+TEST(Slots, TextsToLookForAskUntilThePromptIsDecidedAbout) {
+  Slots slots(test_model(), options(2));
+  Turn turn = turn_of(text_of(30, "lamp"), 6);
+  turn.guides = {tokenize(test_model(), "What is said about note 12?", false)};
+  turn.end_guides_too = true;
+
+  SessionOptions alone;
+  alone.evictor.cache = turn.cache;
+  alone.micro_batch = 96;
+  alone.threads = 2;
+  alone.max_tokens = 6;
+  alone.ignore_eos = true;
+  alone.sampling.temperature = 0.0f;
+  Session session(test_model(), alone);
+  std::vector<llama_token> expected;
+  SessionCallbacks callbacks;
+  callbacks.on_token = [&](llama_token token, std::string_view, double) {
+    expected.push_back(token);
+  };
+  session.run(Prompt{.tokens = turn.prompt, .guides = turn.guides, .end_guides_too = true},
+              callbacks);
+
+  Answers answers;
+  slots.begin(0, turn, answers.handler(0));
+  while (answers.tokens[0].empty()) ASSERT_TRUE(slots.step());
+  EXPECT_EQ(slots.stats(0).rows_kept, kBudget);
+  while (slots.step()) {
+  }
+  EXPECT_EQ(answers.tokens[0], expected);
+}
+
 TEST(Slots, ATurnGoesOnFromAllThatTheSlotHasSeenAndOtherwiseFromNothing) {
   Slots slots(test_model(), options(2));
   const std::vector<llama_token> first = text_of(20, "lamp");

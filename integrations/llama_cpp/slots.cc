@@ -13,7 +13,12 @@ namespace morphkv::llama_cpp {
 namespace {
 
 constexpr int kMostAlternatives = 20;
-constexpr int kLeastShare = 8;  // tokens of a step that each prompt gets, if there are so many
+constexpr int kMostGuide = 64;  // tokens of a guide: their queries are kept, of every layer
+constexpr int kMostSlice = 63;  // tokens of a prompt in one step, where slots share it
+// Tokens of a step that are read: the fewer, the sooner comes who waits for the next one.
+constexpr int kLeastStep = 32;
+constexpr int kPart = 16;              // for each prompt, while nobody answers
+constexpr int kPartBesideAnswers = 8;  // while somebody does
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
@@ -68,7 +73,8 @@ struct Slot {
   llama_token pending = 0;  // chosen, not evaluated yet
   int reused = 0;
   int generated = 0;
-  int limit = 0;  // of generated tokens
+  int limit = 0;              // of generated tokens
+  std::vector<float> logits;  // [vocabulary] of the next token, once they are known
   // In this step:
   int tokens = 0;      // of the prompt or a guide
   int logits_at = -1;  // place in the batch of the logits that are wanted
@@ -123,6 +129,7 @@ class Slots::Impl {
   void fill_batch();
   Position next_position(int id) const;
   void share_out(std::span<const int> readers);
+  int most_of(int id, int room) const;
   void add_tokens(int slot, int n);
   void take_over();
   void choose_tokens();
@@ -154,7 +161,7 @@ void Slots::Impl::make_context() {
   params.no_perf = true;
   params.n_seq_max = static_cast<std::uint32_t>(options_.slots);
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-  evictor_.attach(params, options_.piece, options_.piece / 2);
+  evictor_.attach(params, options_.piece, kMostGuide);
   // The batch is bounded by what a step takes, not by the budget: a piece is several batches.
   params.n_batch = params.n_ubatch = static_cast<std::uint32_t>(options_.batch_tokens);
   context_.reset(llama_init_from_model(const_cast<llama_model*>(model_), params));
@@ -196,7 +203,7 @@ void Slots::Impl::check(const Turn& turn) const {
     refuse("the question begins at token " + std::to_string(turn.question) + ", the prompt has " +
            std::to_string(turn.prompt.size()));
   }
-  const int most = std::min(options_.piece / 2, options_.batch_tokens);
+  const int most = std::min({kMostGuide, options_.piece / 2, options_.batch_tokens});
   for (const auto& guide : turn.guides) {
     if (guide.empty()) refuse("a guide is empty: give at least one token");
     if (static_cast<int>(guide.size()) > most) {
@@ -275,6 +282,7 @@ void Slots::Impl::begin(int id, Turn turn, Handler handler) {
   slot.sampler = std::move(sampler);
   slot.reused = static_cast<int>(slot.seen.size());
   slot.generated = 0;
+  slot.logits.clear();
   slot.limit = slot.turn.max_tokens >= 0 ? slot.turn.max_tokens : kTokenCap;
   if (slot.turn.strict) {  // the last token needs no row
     const auto room = slot.turn.cache.budget - static_cast<int>(slot.turn.prompt.size()) + 1;
@@ -337,7 +345,7 @@ Position Slots::Impl::next_position(int id) const {
   return llama_memory_seq_pos_max(llama_get_memory(context_.get()), id) + 1;
 }
 
-// The tokens chosen last, then a share of the prompts, the shortest rest first.
+// The tokens chosen last, then a share of the prompts.
 void Slots::Impl::fill_batch() {
   batch_.clear();
   std::vector<int> readers;
@@ -362,19 +370,34 @@ void Slots::Impl::fill_batch() {
   share_out(readers);
 }
 
+// A prompt that ends in this step goes first, and alone: a short request passes a long prompt. Else
+// all get equal parts, which the engine evaluates together.
 void Slots::Impl::share_out(std::span<const int> readers) {
+  const auto n = static_cast<int>(readers.size());
+  const bool others_answer = batch_.size() > 0;
+  const int wanted = std::max(kLeastStep, n * (others_answer ? kPartBesideAnswers : kPart));
+  const auto room = [&, end = batch_.size() + wanted] {
+    return std::min(end, options_.batch_tokens) - batch_.size();
+  };
   const auto rest = [&](int id) {
     return static_cast<int>(at(id).turn.prompt.size()) - at(id).reused - at(id).reader->done();
   };
-  std::vector<int> order(readers.begin(), readers.end());
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return rest(a) < rest(b); });
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const int left = options_.batch_tokens - batch_.size();
-    const auto others = static_cast<int>(order.size() - 1 - i);
-    const int kept_back = others * std::min(kLeastShare, left / (others + 1));
-    const auto wanted = static_cast<int>(at(order[i]).reader->next().size());
-    add_tokens(order[i], std::min(wanted, left - kept_back));
+  const auto shortest = std::ranges::min_element(readers, {}, rest);
+  if (n > 1 && rest(*shortest) <= room()) {
+    add_tokens(*shortest, most_of(*shortest, room()));
+    return;
   }
+  for (int i = 0; i < n; ++i) {
+    const int id = readers[static_cast<std::size_t>(i)];
+    add_tokens(id, most_of(id, room() / (n - i)));
+  }
+}
+
+// From 64 queries of a sequence on the engine rounds in another way (its tiles for attention on a
+// CPU): with several slots the answers would depend on who else is there.
+int Slots::Impl::most_of(int id, int room) const {
+  const int slice = options_.slots > 1 ? kMostSlice : options_.batch_tokens;
+  return std::min({static_cast<int>(at(id).reader->next().size()), room, slice});
 }
 
 void Slots::Impl::add_tokens(int id, int n) {
@@ -418,10 +441,19 @@ void Slots::Impl::take_over() {
 
 void Slots::Impl::choose_tokens() {
   for (Slot& slot : slots_) {
-    if (!slot.busy || slot.logits_at < 0) continue;
-    slot.reader.reset();
+    if (!slot.busy) continue;
     try {
+      if (slot.logits_at >= 0) {
+        const float* logits = llama_get_logits_ith(context_.get(), slot.logits_at);
+        if (logits == nullptr) throw EngineError("llama.cpp gave no logits");
+        slot.logits.assign(logits, logits + n_vocab_);
+      }
+      // Guides may still ask about the prompt whose logits are there.
+      const bool read = !slot.reader || slot.reader->next().empty();
+      if (!read || slot.logits.empty()) continue;
+      slot.reader.reset();
       choose(id_of(slot));
+      slot.logits.clear();
     } catch (const EngineError& error) {
       fail(id_of(slot), error.what());
     }
@@ -432,18 +464,15 @@ void Slots::Impl::choose(int id) {
   Slot& slot = at(id);
   const Turn& turn = slot.turn;
   if (slot.limit <= slot.generated) return finish(id, FinishReason::kLength);
-  const float* data = llama_get_logits_ith(context_.get(), slot.logits_at);
-  if (data == nullptr) throw EngineError("llama.cpp gave no logits");
-  const std::span<const float> logits(data, n_vocab_);
-  const llama_token token = slot.sampler->choose(logits, turn.ignore_eos);
+  const llama_token token = slot.sampler->choose(slot.logits, turn.ignore_eos);
   if (!turn.ignore_eos && llama_vocab_is_eog(llama_model_get_vocab(model_), token)) {
     return finish(id, FinishReason::kStop);
   }
   ++slot.generated;
   GeneratedToken generated{token, token_text(model_, token, false), {}, {}};
   if (turn.top_logprobs >= 0) {
-    generated.chosen = probability_of(token, logits);
-    generated.likeliest = likeliest(turn.top_logprobs, logits);
+    generated.chosen = probability_of(token, slot.logits);
+    generated.likeliest = likeliest(turn.top_logprobs, slot.logits);
   }
   slot.pending = token;
   if (slot.handler.on_token) slot.handler.on_token(std::move(generated));

@@ -21,10 +21,10 @@ namespace morphkv::llama_cpp {
 
 struct SlotsOptions {
   int slots = 1;
-  int budget = 512;       // most rows per KV head that a turn may ask for, in each slot
-  int piece = 256;        // most tokens of a prompt between two evictions, guides included
-  int batch_tokens = 64;  // most tokens evaluated in one step, over all slots
-  int threads = 0;        // 0 = one per core
+  int budget = 512;        // most rows per KV head that a turn may ask for, in each slot
+  int piece = 256;         // most tokens of a prompt between two evictions, guides included
+  int batch_tokens = 128;  // most tokens evaluated in one step, over all slots
+  int threads = 0;         // 0 = one per core
   ggml_type type_k = GGML_TYPE_F16;
   ggml_type type_v = GGML_TYPE_F16;
 };
