@@ -2,10 +2,12 @@
 # (CMake asks scripts/setup for llama.cpp and the tests' model by itself.)
 
 TOOL := build/release/morphkv
+MINUTES := 5
 FIGURES := docs/data/performance
 SOURCE_DIRS := include src integrations apps eval tests bench examples python
 
-.PHONY: help setup configure build demo model test test-reference bench eval eval-full format tidy clean
+.PHONY: help setup configure build demo model test test-soak test-reference bench eval eval-full \
+  format tidy clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -38,6 +40,10 @@ test: build ## set up, build and run every test
 	@scripts/setup browser
 	@ctest --preset release
 
+test-soak: configure ## random clients against the server for 5 minutes (MINUTES=30: longer)
+	@cmake --build --preset release --target morphkv_cli
+	@python3 tests/serve_soak.py --tool $(TOOL) -m "$$(scripts/setup model)" --minutes $(MINUTES)
+
 test-reference: setup ## run the reference's own tests against morphkv.mlx (`make test` does too)
 	@tests/python/run build/release/tests/python install reference
 
@@ -48,6 +54,10 @@ bench: build ## run the benchmarks and write docs/performance.md
 	build/release/bench/decode_speed "$$@" --json $(FIGURES)/decode_speed.json && \
 	build/release/bench/prefill_speed "$$@" --json $(FIGURES)/prefill_speed.json && \
 	python3 bench/memory.py --tool $(TOOL) "$$@" --json $(FIGURES)/memory.json
+	@server=$$(scripts/setup llama-server) || { echo 'bench: without the server of' \
+	  'llama.cpp there is no serve_speed' >&2; exit 0; }; \
+	python3 bench/serve_speed.py --tool $(TOOL) --llama-server "$$server" \
+	  -m "$$(scripts/setup model)" -f examples/demo_prompt.txt --json $(FIGURES)/serve_speed.json
 	@tests/python/run build/release/tests/python install python bench/reference_speed.py \
 	  --cpp build/release/bench/cache_speed --json $(FIGURES)/reference_speed.json
 	@python=$$(scripts/setup bench) || { echo 'bench: without the wheels of scripts/setup bench' \

@@ -16,8 +16,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-BENCHMARKS = ("decode_speed", "prefill_speed", "openvino_speed", "memory", "reference_speed",
-              "kernel_speed")
+BENCHMARKS = ("decode_speed", "prefill_speed", "openvino_speed", "memory", "serve_speed",
+              "reference_speed", "kernel_speed")
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"  # of `make model`
 LONG = 7500  # tokens from which a context counts as long
 FULL, STREAMING = "full", "streaming"
@@ -26,6 +26,7 @@ KEYS = "morphkv keys, window 8"
 EVICT_SHARES = {KEYS: 0.03, DEFAULT: 0.06, "morphkv attention, window 32": 0.10}
 OVER_STREAMING, PREFILL_EVICT_SHARE, FLAT, PASSES = 1.08, 0.08, 0.03, 1.5
 OVER_FULL, OVER_OPENVINO = 3.0, 1.5
+SERVE, OVER_SERVER, FIRST_TOKEN = "morphkv serve", 1.5, 2.0
 
 Table = list[str]
 Figures = dict[str, dict]  # by benchmark; a missing one is {}
@@ -92,6 +93,18 @@ def at_most(what: str, value: float, limit: float, form=percent) -> Target:
 
 def at_least(what: str, value: float, limit: float) -> Target:
     return Target(what, f"at least {limit:g}x", times(value), value >= limit)
+
+
+def serve_targets(serve: dict) -> Iterator[Target]:
+    if value := serve.get("ratios", {}).get("aggregate"):
+        tokens = serve["prompt_tokens"] + serve["answer_tokens"]
+        yield at_least(f"tokens per second of {serve['sessions']} sessions of {tokens:,} tokens at "
+                       "once, over llama.cpp's server with full caches", value, OVER_SERVER)
+    for a in serve.get("arms", []):
+        if a["arm"] == SERVE and "first_token" in a:
+            yield at_most("first token of a short request while a prompt of "
+                          f"{serve['long_tokens']:,} tokens is read, over an idle server (median)",
+                          a["first_token"]["ratio"], FIRST_TOKEN, times)
 
 
 def step_targets(kernels: dict) -> Iterator[Target]:
@@ -161,6 +174,7 @@ def reference_targets(reference: dict) -> Iterator[Target]:
 def target_section(figures: Figures) -> Table:
     targets = [*decode_targets(figures["decode_speed"], figures["openvino_speed"]),
                *prefill_targets(figures["prefill_speed"]),
+               *serve_targets(figures["serve_speed"]),
                *reference_targets(figures["reference_speed"]),
                *step_targets(figures["kernel_speed"])]
     if not targets:
@@ -242,6 +256,39 @@ def memory_section(figures: Figures) -> Table:
             "![Peak memory of the process](performance/memory.svg)",
             *table("cache | tokens of prompt | peak memory of the process | KV memory at most",
                    rows)]
+
+
+def serve_section(figures: Figures) -> Table:
+    serve = figures["serve_speed"]
+    if not serve:
+        return []
+    arms = serve["arms"]
+    lines = ["## Many sessions at once", ""]
+    if rows := [[a["arm"], f"{a['wall_s']:.1f}", f"{a['tokens_per_second']:.0f}",
+                 f"{a['generated_per_second']:.1f}", f"{a['decode_per_second']:.1f}",
+                 mib(a["peak_rss_bytes"])] for a in arms if a["rounds"]]:
+        lines += [f"{serve['sessions']} sessions at once over HTTP, each with a prompt of "
+                  f"{serve['prompt_tokens']:,} tokens of its own and an answer of "
+                  f"{serve['answer_tokens']:,}; morphkv at a budget of {serve['budget']}, "
+                  "llama.cpp's server built from the same source and with a full cache for each "
+                  "session, reuse of prompts off. `in all`: tokens read and generated, from the "
+                  "first request to the last answer; `all generate`: while every session does.",
+                  *table("server | seconds | tokens per second, in all | generated per second, in "
+                         "all | generated per second, all generate | peak memory", rows)]
+        if ratios := [f"{times(value)} ({name})" for name, value in serve["ratios"].items()
+                      if value]:
+            lines += ["", f"morphkv over llama.cpp's server: {', '.join(ratios)}."]
+    if rows := [[a["arm"], spread(a["first_token"]["idle"], 0),
+                 spread(a["first_token"]["beside_long"], 0),
+                 f"{a['first_token']['beside_long']['worst_ms']:.0f}",
+                 times(a["first_token"]["ratio"]), times(a["first_token"]["worst_ratio"])]
+                for a in arms if "first_token" in a]:
+        lines += ["", f"Milliseconds to the first token of a request of {serve['short_tokens']} "
+                  f"tokens, with nothing else to do and while a prompt of {serve['long_tokens']:,} "
+                  "tokens of another session is read.",
+                  *table("server | idle | beside the long prompt | worst | ratio | worst ratio",
+                         rows)]
+    return lines
 
 
 def reference_section(figures: Figures) -> Table:
@@ -433,8 +480,8 @@ def main() -> None:
         sys.exit(f"performance_page: error: no figures in {options.data}")
     draw(figures, options.docs / "performance")
     sections = [head_section(figures), target_section(figures), decode_section(figures),
-                prefill_section(figures), memory_section(figures), reference_section(figures),
-                kernel_section(figures)]
+                prefill_section(figures), memory_section(figures), serve_section(figures),
+                reference_section(figures), kernel_section(figures)]
     text = "\n\n".join("\n".join(s).strip() for s in sections if s)
     (options.docs / "performance.md").write_text(text + "\n")
 

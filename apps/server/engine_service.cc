@@ -372,6 +372,7 @@ void EngineService::Impl::begin(int slot, const JobPtr& job) {
     job->evicted_before = stats.rows_evicted;
     counters_.prompt_tokens_reused += stats.reused_tokens;
   } catch (const std::exception& error) {
+    ++counters_.requests_failed;
     job->ended = EndReason::kError;
     job->error = error.what();
     end_job(slot);
