@@ -287,7 +287,7 @@ int ChatCommand::run() {
   log.verbose = o.verbose;
   log.install();
   llama_backend_init();
-  try {
+  return guarded(log, [&]() -> int {
     if (o.model.empty()) {
       throw std::invalid_argument(
           "no model: give a GGUF file with -m (`make model` prints the path of a small one)");
@@ -305,15 +305,7 @@ int ChatCommand::run() {
     if (!o.load.empty()) conversation.load(o.load);
     converse(conversation);
     return 0;
-  } catch (const std::invalid_argument& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const BadModelFile& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const Unsupported& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const std::exception& error) {
-    return fail(1, error.what(), log.error);
-  }
+  });
 }
 
 }  // namespace morphkv::cli

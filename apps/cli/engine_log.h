@@ -4,9 +4,11 @@
 #include <llama.h>
 
 #include <cstdio>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "morphkv/llama_cpp/evictor.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "progress.h"
 
@@ -45,6 +47,23 @@ inline int fail(int code, const std::string& what, const std::string& engine_err
   if (!reason.empty()) reason = " (llama.cpp: " + reason + ")";
   std::fprintf(stderr, "morphkv: error: %s%s\n", what.c_str(), reason.c_str());
   return code;
+}
+
+// Runs a command. What it throws becomes one line and the exit code: 2 for what the user gave, 1
+// for a failure on the way.
+template <class Body>
+int guarded(const EngineLog& log, const Body& body) {
+  try {
+    return body();
+  } catch (const std::invalid_argument& error) {
+    return fail(2, error.what(), log.error);
+  } catch (const llama_cpp::BadModelFile& error) {
+    return fail(2, error.what(), log.error);
+  } catch (const llama_cpp::Unsupported& error) {
+    return fail(2, error.what(), log.error);
+  } catch (const std::exception& error) {
+    return fail(1, error.what(), log.error);
+  }
 }
 
 // Null when the user interrupted it. Throws llama_cpp::BadModelFile.

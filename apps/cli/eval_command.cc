@@ -282,7 +282,7 @@ int EvalCommand::run() {
   EngineLog log;
   log.verbose = o.verbose;
   log.install();
-  try {
+  return guarded(log, [&]() -> int {
     if (o.model.empty()) throw std::invalid_argument("no model: give --model FILE");
     if (o.quick) {
       make_quick(o, command_->count("--tokens") > 0, command_->count("--documents") > 0,
@@ -317,15 +317,7 @@ int EvalCommand::run() {
     report(o.out, results);
     if (stopped) std::fputs("interrupted: the same command goes on from here\n", stderr);
     return stopped ? 130 : 0;
-  } catch (const std::invalid_argument& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const llama_cpp::BadModelFile& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const llama_cpp::Unsupported& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const std::exception& error) {
-    return fail(1, error.what(), log.error);
-  }
+  });
 }
 
 }  // namespace morphkv::cli

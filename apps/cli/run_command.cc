@@ -454,7 +454,7 @@ int RunCommand::run() {
   log.verbose = o.verbose;
   log.install();
   llama_backend_init();
-  try {
+  return guarded(log, [&]() -> int {
     o.prefill_given = command_->count("--prefill") > 0;
     take_flags(o);
     PreparedPrompt prompt = prepare(*command_, o);
@@ -482,15 +482,7 @@ int RunCommand::run() {
     }
     if (output.broken()) return fail(1, "standard output cannot be written: " + output.reason());
     return 0;
-  } catch (const std::invalid_argument& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const BadModelFile& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const Unsupported& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const std::exception& error) {
-    return fail(1, error.what(), log.error);
-  }
+  });
 }
 
 }  // namespace morphkv::cli

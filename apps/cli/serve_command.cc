@@ -151,7 +151,7 @@ int ServeCommand::run() {
   log.verbose = o.verbose;
   log.install();
   llama_backend_init();
-  try {
+  return guarded(log, [&]() -> int {
     settle(o);
     install_interrupt();
     const ModelPtr model = load_weights(o.model, o.n_gpu_layers);
@@ -181,15 +181,7 @@ int ServeCommand::run() {
                  megabytes(engine.kv_bytes_allocated()).c_str());
     serve(http, engine);
     return 0;
-  } catch (const std::invalid_argument& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const BadModelFile& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const Unsupported& error) {
-    return fail(2, error.what(), log.error);
-  } catch (const std::exception& error) {
-    return fail(1, error.what(), log.error);
-  }
+  });
 }
 
 }  // namespace morphkv::cli

@@ -8,12 +8,11 @@
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/saved_text.h"
 #include "prompt_reader.h"
+#include "turn_check.h"
 
 namespace morphkv::llama_cpp {
 namespace {
 
-constexpr int kMostAlternatives = 20;
-constexpr int kMostGuide = 64;  // tokens of a guide: their queries are kept, of every layer
 constexpr int kMostSlice = 63;  // tokens of a prompt in one step, where slots share it
 // Tokens of a step that are read: the fewer, the sooner comes who waits for the next one.
 constexpr int kLeastStep = 32;
@@ -34,7 +33,9 @@ const SlotsOptions& checked(const SlotsOptions& o) {
 }
 
 // The rule that stands in a slot until a turn brings its own.
-CacheConfig reserved(int budget) { return default_profile().with_budget(budget); }
+CacheConfig reserved(int budget) {
+  return {.budget = budget, .n_sink = 0, .window = 1, .queries = QuerySource::kAttention};
+}
 
 struct BatchDeleter {
   void operator()(llama_batch* batch) const {
@@ -97,7 +98,7 @@ class Slots::Impl {
     make_context();
   }
 
-  void check(const Turn& turn) const;
+  void check(const Turn& turn) const { check_turn(turn, options_, model_); }
   int reusable(int slot, const Turn& turn) const;
   void begin(int slot, Turn turn, Handler handler);
   bool step();
@@ -120,7 +121,6 @@ class Slots::Impl {
 
  private:
   void make_context();
-  void check_length(const Turn& turn) const;
   int covered(const Slot& slot, std::span<const llama_token> prompt) const;
   std::string token_identity(llama_token token) const;
   static void go_on_from(const Slot& slot, int reused, Turn& turn);
@@ -170,68 +170,6 @@ void Slots::Impl::make_context() {
                       " cells; lower the number of slots or the budget");
   }
   evictor_.bind(context_.get());
-}
-
-void Slots::Impl::check(const Turn& turn) const {
-  const CacheConfig& cache = turn.cache;
-  validate(cache);
-  if (cache.budget > options_.budget) {
-    refuse("budget " + std::to_string(cache.budget) + " is above " +
-           std::to_string(options_.budget) + ", what is reserved for each slot: lower it");
-  }
-  try {
-    if (!Rule(model_, cache).traits.evicts) {
-      refuse("policy '" + cache.policy +
-             "' evicts nothing: ask for strict instead, which refuses "
-             "what does not fit");
-    }
-  } catch (const Unsupported& error) {
-    refuse(error.what());
-  }
-  if (turn.prefill == Prefill::kWhole) {
-    refuse("prefill 'whole' needs a cache as large as the prompt: use guided or stream");
-  }
-  validate(turn.sampling);
-  for (const llama_token token : turn.prompt) {
-    if (token < 0 || static_cast<std::size_t>(token) >= n_vocab_) {
-      refuse("token " + std::to_string(token) + " of the prompt is none of 0 to " +
-             std::to_string(n_vocab_ - 1));
-    }
-  }
-  if (turn.prompt.empty()) refuse("the prompt is empty: give at least one token");
-  if (turn.question >= turn.prompt.size()) {
-    refuse("the question begins at token " + std::to_string(turn.question) + ", the prompt has " +
-           std::to_string(turn.prompt.size()));
-  }
-  const int most = std::min({kMostGuide, options_.piece / 2, options_.batch_tokens});
-  for (const auto& guide : turn.guides) {
-    if (guide.empty()) refuse("a guide is empty: give at least one token");
-    if (static_cast<int>(guide.size()) > most) {
-      refuse("a guide has " + std::to_string(guide.size()) + " tokens, the limit is " +
-             std::to_string(most) + ": shorten it");
-    }
-  }
-  if (turn.top_logprobs > kMostAlternatives) {
-    refuse("top_logprobs " + std::to_string(turn.top_logprobs) + " is above " +
-           std::to_string(kMostAlternatives));
-  }
-  check_length(turn);
-}
-
-void Slots::Impl::check_length(const Turn& turn) const {
-  const auto tokens = static_cast<int>(turn.prompt.size());
-  if (!turn.allow_past_training && trained_length_ > 0 && tokens > trained_length_) {
-    throw TooLong("the prompt has " + std::to_string(tokens) +
-                      " tokens, the model was trained for " + std::to_string(trained_length_) +
-                      ": shorten it, or go beyond knowingly with allow_past_training",
-                  tokens, trained_length_);
-  }
-  if (turn.strict && tokens > turn.cache.budget) {
-    throw TooLong("the prompt has " + std::to_string(tokens) + " tokens, the budget is " +
-                      std::to_string(turn.cache.budget) +
-                      " rows and strict forbids eviction: shorten it, or leave strict out",
-                  tokens, turn.cache.budget);
-  }
 }
 
 // How many tokens of the prompt say what the slot has seen, or -1. Generated text may come back cut
