@@ -368,7 +368,7 @@ class SessionTest(CliTest):
     def test_a_chat_goes_on_as_if_its_messages_were_given(self):
         ask = ("--chat", "--temp", "0", "-n", "40")
         path = self.path("chat.session")
-        question = "What is the capital of France?"
+        question = "What is the capital of France? Answer in one sentence."
         first = self.run_tool(*ask, "-p", question, "--save-session", path).record
         self.assertEqual(first["finish_reason"], "stop")
         on = self.run_tool(*ask, "-p", "And of Italy?", "--load-session", path).record

@@ -182,7 +182,7 @@ class ServeClientTest(ServeCase):
 
     def test_content_may_come_in_parts(self):
         parts = [{"type": "text", "text": "What is the capital"},
-                 {"type": "text", "text": " of France?"}]
+                 {"type": "text", "text": " of France? Answer in one sentence."}]
         answer = self.chat(messages=[{"role": "user", "content": parts}])
         self.assertEqual(answer.choices[0].message.content, self.chat().choices[0].message.content)
 
