@@ -111,7 +111,14 @@ TEST(EngineService, AnAnswerThatNobodyWaitsForFreesItsSlotAndTouchesNoOther) {
   leaving.reset();
   EXPECT_EQ(wait_for(*staying).text, alone);
   EXPECT_TRUE(becomes_idle(engine));
-  EXPECT_EQ(engine.counters().requests_cancelled, 1);
+  for (const SlotInfo& slot : engine.slots()) EXPECT_FALSE(slot.stats.busy) << slot.id;
+  auto last = engine.submit(request_of(12, "crane", 500));
+  std::this_thread::sleep_for(100ms);
+  last.reset();
+  EXPECT_TRUE(becomes_idle(engine));
+  std::this_thread::sleep_for(100ms);
+  for (const SlotInfo& slot : engine.slots()) EXPECT_FALSE(slot.stats.busy) << slot.id;
+  EXPECT_EQ(engine.counters().requests_cancelled, 2);
 }
 
 TEST(EngineService, ARequestThatIsLateEndsAlsoWhileItWaits) {

@@ -163,7 +163,7 @@ class PageTest(unittest.TestCase):
         self.assertIsNone(self.browser.run("return document.querySelector('article')"))
         answer = self.ask(".")
         self.assertEqual(self.text("article.user .text"), "Hello\nthere.")
-        self.assertGreater(len(self.text("article.assistant .text")), 20)
+        self.assertGreater(len(self.text("article.assistant .text")), 5)
         self.assertRegex(
             answer, r"tokens · prompt: \d+ read, 0 reused · [\d,]+ of [\d,]+ rows kept")
         self.assertEqual(self.browser.run(FOCUS), "message")

@@ -245,7 +245,10 @@ void EngineService::Impl::loop() {
     if (stopped_) break;
     drop_the_late(lock);
     assign(lock);
-    if (busy_ == 0) continue;
+    if (busy_ == 0) {
+      publish();  // a slot may just have become free
+      continue;
+    }
     lock.unlock();
     const bool reading = std::any_of(running_.begin(), running_.end(), [&](const JobPtr& job) {
       return job && slots_.stats(job->slot).reading;
