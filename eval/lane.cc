@@ -21,6 +21,7 @@ Lane::Lane(const llama_model* model, const LaneShape& shape,
   params.n_threads = params.n_threads_batch = shape.threads;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.no_perf = true;
+  params.swa_full = false;  // as a bounded context has it
   if (cache) {
     evictor_.emplace(model, llama_cpp::EvictorOptions{.cache = *cache});
     evictor_->attach(params, shape.tokens, kMostGuide);
@@ -66,6 +67,19 @@ void Lane::feed(llama_token token) {
   if (evictor_) decide();
   step_ms_.push_back(
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+}
+
+std::vector<std::uint8_t> Lane::state() const {
+  std::vector<std::uint8_t> state(llama_state_seq_get_size(context_.get(), 0));
+  state.resize(llama_state_seq_get_data(context_.get(), state.data(), state.size(), 0));
+  return state;
+}
+
+void Lane::restore(std::span<const std::uint8_t> state) {
+  if (llama_state_seq_set_data(context_.get(), state.data(), state.size(), 0) != state.size()) {
+    throw llama_cpp::EngineError("llama_state_seq_set_data refused " +
+                                 std::to_string(state.size()) + " bytes");
+  }
 }
 
 std::span<const float> Lane::logits() const {

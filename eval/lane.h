@@ -2,6 +2,7 @@
 // of.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -39,6 +40,10 @@ class Lane {
   void decide() { evictor_->after_decode(); }
   // One step.
   void feed(llama_token token);
+
+  // What a plain context holds, to go back to; a bounded one has Evictor::checkpoint().
+  std::vector<std::uint8_t> state() const;
+  void restore(std::span<const std::uint8_t> state);
 
   // Of the token that follows. [vocabulary]
   std::span<const float> logits() const;

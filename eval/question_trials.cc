@@ -104,24 +104,25 @@ class Questions {
         asked, [&] { return lane.logits(); }, [&](llama_token t) { lane.feed(t); });
   }
 
-  // llama.cpp as it is, nobody listening.
+  // llama.cpp as it is, nobody listening. It goes back to the same moments as run_whole does: what
+  // is put back lies in other cells of a sliding window, and is summed up in another order.
   void run_full() {
     Lane lane(harness_.model(), harness_.shape(total_tokens()), std::nullopt);
     const Watch watch;
     lane.read(text_);
     const double read_ms = watch.ms();
+    const std::vector<std::uint8_t> read = lane.state();
     harness_.did(static_cast<double>(text_.size()), place("full"));
     for (std::size_t q = 0; q < asked_.size(); ++q) {
       const auto& question = asked_[q].question;
+      lane.restore(read);
       lane.read(std::span(question).first(question.size() - 1));
+      lane.restore(lane.state());
       lane.read(std::span(question).last(1));
       Trial trial = judged(key("whole", std::string(kFull), 0, q), judge_in(lane, asked_[q]), lane);
       trial.read_ms = read_ms;
       trial.rows_kept = trial.prompt_tokens;
       if (!harness_.has(trial.key)) harness_.add(trial);
-      const bool removed = llama_memory_seq_rm(llama_get_memory(lane.context()), 0,
-                                               static_cast<llama_pos>(text_.size()), -1);
-      if (!removed) throw llama_cpp::EngineError("llama_memory_seq_rm refused a question");
     }
   }
 
@@ -130,8 +131,7 @@ class Questions {
     int window = 64;
     for (const Contender& arm : arms_) window = std::max(window, arm.cache.window);
     CacheConfig cache{.window = window, .queries = QuerySource::kAttention};
-    cache.budget =
-        std::max({512, window + 8, llama_model_n_swa(harness_.model()) + cache.n_sink});
+    cache.budget = std::max({512, window + 8, llama_model_n_swa(harness_.model()) + cache.n_sink});
     return cache;
   }
 
