@@ -18,13 +18,8 @@ using test::test_model;
 constexpr int kBudget = 96;
 
 Request request_of(int lines, const std::string& topic, int answer) {
-  std::string text;
-  for (int i = 0; i < lines; ++i) {
-    text += "Note " + std::to_string(i) + " about the " + topic + " in the harbour. ";
-  }
   Request request;
-  request.turn.prompt =
-      llama_cpp::tokenize(test_model(), text + "What about the " + topic + "?", false);
+  request.turn.prompt = test::notes_about(lines, topic);
   request.turn.cache = default_profile().with_budget(kBudget);
   request.turn.sampling.temperature = 0.0f;
   request.turn.max_tokens = answer;
@@ -50,8 +45,8 @@ Whole wait_for(Answer& answer) {
     if (!event) continue;
     if (const auto* delta = std::get_if<Delta>(&*event)) {
       whole.text += delta->text;
-    } else {
-      whole.end = std::get<End>(*event);
+    } else if (const auto* end = std::get_if<End>(&*event)) {
+      whole.end = *end;
       return whole;
     }
   }
@@ -149,16 +144,18 @@ TEST(EngineService, AContinuationFindsTheSlotThatHasSeenIt) {
   Request first = request_of(10, "lamp", 6);
   std::vector<llama_token> text = first.turn.prompt;
   auto answer = engine.submit(std::move(first));
+  int told = -1;
   int slot = -1;
   while (slot < 0) {
     const std::optional<Event> event = answer->next(50ms);
     if (!event) continue;
+    if (const auto* begun = std::get_if<Begun>(&*event)) told = begun->slot;
     if (const auto* delta = std::get_if<Delta>(&*event)) {
       for (const auto& token : delta->tokens) text.push_back(token.token);
-    } else {
-      slot = std::get<End>(*event).slot;
     }
+    if (const auto* end = std::get_if<End>(&*event)) slot = end->slot;
   }
+  EXPECT_EQ(told, slot);
   ask(engine, request_of(9, "crane", 2));
   ask(engine, request_of(9, "market", 2));
   Request next = request_of(1, "lamp", 4);

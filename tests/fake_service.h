@@ -15,7 +15,8 @@
 
 namespace morphkv::server {
 
-// One answer: the events one after another, then nothing until it is dropped.
+// One answer: it begins in slot 1, then the events one after another, then nothing until it is
+// dropped.
 struct Script {
   std::vector<Event> events;
   std::chrono::milliseconds pause{0};  // before each event
@@ -48,6 +49,7 @@ class FakeAnswer : public Answer {
   ~FakeAnswer() override { tally_->count(tally_->dropped); }
 
   std::optional<Event> next(std::chrono::milliseconds patience) override {
+    if (!std::exchange(begun_, true)) return Begun{1, 0};
     if (next_ == script_.events.size() || script_.pause > patience + waited_) {
       std::this_thread::sleep_for(patience);
       waited_ += patience;
@@ -61,6 +63,7 @@ class FakeAnswer : public Answer {
  private:
   Script script_;
   std::shared_ptr<Tally> tally_;
+  bool begun_ = false;
   std::size_t next_ = 0;
   std::chrono::milliseconds waited_{0};
 };

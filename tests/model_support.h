@@ -100,6 +100,15 @@ inline std::vector<llama_token> prose_tokens(int n) {
   return tokens;
 }
 
+// So many lines about the topic, and a question: about 11 tokens each.
+inline std::vector<llama_token> notes_about(int lines, const std::string& topic) {
+  std::string text;
+  for (int i = 0; i < lines; ++i) {
+    text += "Note " + std::to_string(i) + " about the " + topic + " in the harbour. ";
+  }
+  return tokens_of(test_model(), text + "What is said about the " + topic + "?");
+}
+
 // `n` pseudo-random tokens of a tiny model's vocabulary.
 inline std::vector<llama_token> noise_tokens(int n, int n_vocab, std::uint32_t seed = 1) {
   std::vector<llama_token> tokens;

@@ -181,6 +181,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
+        self.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""},
+                                 "finish_reason": None}],
+                    "morphkv": {"slot": slot.number, "reused_tokens": slot.reused}})
         asked = messages[-1]["content"]
         words = [f" {n}" for n in range(1, 3000)] if asked.startswith("Count") else split(ANSWER)
         words = words[:body.get("max_tokens", 512)]

@@ -20,17 +20,10 @@
 namespace morphkv::llama_cpp {
 namespace {
 
+using test::notes_about;
 using test::test_model;
 
 constexpr int kBudget = 96;
-
-std::vector<llama_token> text_of(int lines, const std::string& topic) {
-  std::string text;
-  for (int i = 0; i < lines; ++i) {
-    text += "Note " + std::to_string(i) + " about the " + topic + " in the harbour. ";
-  }
-  return tokenize(test_model(), text + "What is said about the " + topic + "?", false);
-}
 
 CacheConfig cache_of(const std::string& policy = "morphkv") {
   CacheConfig cache = default_profile().with_budget(kBudget);
@@ -99,7 +92,7 @@ std::vector<llama_token> seen(const Slots& slots, int slot) {
 // What the slot has seen, and a further question.
 std::vector<llama_token> longer(const Slots& slots, int slot, const std::string& topic) {
   std::vector<llama_token> text = seen(slots, slot);
-  const auto more = text_of(6, topic);
+  const auto more = notes_about(6, topic);
   text.insert(text.end(), more.begin(), more.end());
   return text;
 }
@@ -225,7 +218,7 @@ TEST(SavedText, ThatWasRestoredGoesOnToTheBitInEveryFreshProcess) {
   std::vector<llama_token> text;
   {
     Slots slots(test_model(), options(2));
-    answer(slots, 1, turn_of(text_of(20, "lamp"), 8));
+    answer(slots, 1, turn_of(notes_about(20, "lamp"), 8));
     bytes = slots.save(1);
     text = longer(slots, 1, "crane");
   }
@@ -258,17 +251,17 @@ TEST(SavedText, KnowsWhatItHasRead) {
 TEST(SavedText, OfAnEmptySlotEmptiesASlot) {
   Slots slots(test_model(), options(2));
   const std::string bytes = slots.save(0);
-  answer(slots, 1, turn_of(text_of(20, "lamp"), 4));
+  answer(slots, 1, turn_of(notes_about(20, "lamp"), 4));
   slots.restore(1, bytes);
   EXPECT_EQ(slots.stats(1).tokens_seen, 0);
   EXPECT_TRUE(slots.tokens_seen(1).empty());
-  const Turn turn = turn_of(text_of(9, "crane"), 6);
+  const Turn turn = turn_of(notes_about(9, "crane"), 6);
   EXPECT_EQ(answer(slots, 1, turn).tokens, answer(slots, 0, turn).tokens);
 }
 
 TEST(SavedText, BelowTheBudgetGoesOn) {
   Slots slots(test_model(), options(2));
-  answer(slots, 0, turn_of(text_of(1, "lamp"), 6));
+  answer(slots, 0, turn_of(notes_about(1, "lamp"), 6));
   ASSERT_LT(slots.stats(0).rows_kept, kBudget);
   slots.restore(1, slots.save(0));
   const Turn next = turn_of(longer(slots, 0, "crane"), 8);
@@ -343,12 +336,12 @@ TEST(SavedText, OfASessionGoesOnWithTheTokenThatWasNotEvaluated) {
 
 TEST(SavedText, GoesOnInASessionHoweverItsNextPromptIsRead) {
   Session session(test_model(), session_options());
-  speak(session, text_of(8, "lamp"));
+  speak(session, notes_about(8, "lamp"));
   const std::string bytes = session.save();
   for (const Prefill prefill : {Prefill::kStream, Prefill::kGuided, Prefill::kWhole}) {
     Session next(test_model(), session_options(prefill));
     next.resume(SavedText::from_bytes(bytes));
-    const Spoken spoken = speak(next, text_of(20, "crane"));
+    const Spoken spoken = speak(next, notes_about(20, "crane"));
     EXPECT_EQ(spoken.result.prefill_mode, prefill);
     EXPECT_EQ(spoken.tokens.size(), 6u);
     EXPECT_EQ(spoken.result.cache.rows_kept, kBudget);
@@ -360,11 +353,11 @@ TEST(SavedText, OfThePolicyThatEvictsNothingGoesOnInASessionAndInNoSlot) {
   SessionOptions full = session_options();
   full.evictor.cache.policy = "full";
   Session session(test_model(), full);
-  speak(session, text_of(12, "lamp"));
+  speak(session, notes_about(12, "lamp"));
   const std::string bytes = session.save();
   Session next(test_model(), full);
   next.resume(SavedText::from_bytes(bytes));
-  const Spoken spoken = speak(next, text_of(12, "crane"));
+  const Spoken spoken = speak(next, notes_about(12, "crane"));
   EXPECT_EQ(spoken.result.cache.rows_evicted, 0);
   EXPECT_EQ(spoken.result.cache.rows_kept, spoken.result.cache.tokens_seen);
   Slots slots(test_model(), options(1));
@@ -373,7 +366,7 @@ TEST(SavedText, OfThePolicyThatEvictsNothingGoesOnInASessionAndInNoSlot) {
 
 TEST(SavedText, OfAnotherRuleIsRefusedByASession) {
   Session session(test_model(), session_options());
-  speak(session, text_of(8, "lamp"));
+  speak(session, notes_about(8, "lamp"));
   SessionOptions other = session_options();
   other.evictor.cache.window = 9;
   Session next(test_model(), other);
@@ -400,9 +393,9 @@ TEST(SavedText, BeyondTheTrainedLengthIsRefused) {
 class SavedTextRefusal : public testing::Test {
  protected:
   SavedTextRefusal() : slots_(test_model(), options(2)) {
-    answer(slots_, 0, turn_of(text_of(20, "lamp"), 4));
+    answer(slots_, 0, turn_of(notes_about(20, "lamp"), 4));
     bytes_ = slots_.save(0);
-    answer(slots_, 1, turn_of(text_of(11, "ferry"), 4));
+    answer(slots_, 1, turn_of(notes_about(11, "ferry"), 4));
     before_ = slots_.save(1);
   }
   // Tokens of the turn that its slot had not seen.
@@ -459,7 +452,7 @@ TEST_F(SavedTextRefusal, OfAnotherKindOrVersion) {
 
 TEST_F(SavedTextRefusal, OfABudgetAboveTheOneReserved) {
   Slots large(test_model(), options(1, 200));
-  Turn turn = turn_of(text_of(20, "lamp"), 2);
+  Turn turn = turn_of(notes_about(20, "lamp"), 2);
   turn.cache = default_profile().with_budget(200);
   answer(large, 0, turn);
   expect_mentions(refused(large.save(0)), {"budget 200 is above 96"});
@@ -473,13 +466,13 @@ TEST_F(SavedTextRefusal, OfAnotherModelOrCellType) {
   SlotsOptions quantised = options(1);
   quantised.type_k = GGML_TYPE_Q8_0;
   Slots q8(test_model(), quantised);
-  answer(q8, 0, turn_of(text_of(20, "lamp"), 2));
+  answer(q8, 0, turn_of(notes_about(20, "lamp"), 2));
   expect_mentions(refused(q8.save(0)), {"K q8_0 (here K f16)"});
   expect_untouched();
 }
 
 TEST_F(SavedTextRefusal, OfOrIntoABusySlot) {
-  slots_.begin(0, turn_of(text_of(20, "lamp"), 4), {});
+  slots_.begin(0, turn_of(notes_about(20, "lamp"), 4), {});
   expect_mentions(refusal([&] { slots_.save(0); }), {"slot 0 is busy"});
   expect_mentions(refusal([&] { slots_.restore(0, bytes_); }), {"slot 0 is busy"});
   slots_.end(0);

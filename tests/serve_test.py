@@ -278,6 +278,12 @@ class ServeTruthTest(ServeCase):
         error = self.refusal(COMPLETION, {"prompt": [28] * (TRAINED + 1)})
         self.assertEqual(error["type"], "exceed_context_size_error")
         self.assertEqual((error["n_prompt_tokens"], error["n_ctx"]), (TRAINED + 1, TRAINED))
+        for path, body in ((COMPLETION, {"prompt": "word " * 3_000_000}),
+                           (CHAT, {"messages": [{"role": "user", "content": "word " * 3_000_000}]})):
+            error = self.refusal(path, body)  # by its bytes, before it is cut into tokens
+            self.assertEqual(error["type"], "exceed_context_size_error")
+            self.assertIn("15000", error["message"])
+            self.assertGreater(error["n_prompt_tokens"], TRAINED)
         error = self.refusal(CHAT, {"messages": FRANCE, "allow_past_training": True})
         self.assertEqual(error["param"], "allow_past_training")
 

@@ -146,4 +146,35 @@ TEST_F(ServerHttp, AnswersHalfABodyOrNoneWithAnErrorAndGoesOn) {
 }
 
 }  // namespace
+TEST_F(ServerHttp, ClientsWhoseBytesDripInHoldNobodyUp) {
+  HttpOptions o = options();
+  o.threads = 2;
+  o.request_timeout = 300ms;
+  start(o);
+  RawClient header(port);
+  RawClient body(port);
+  body.send("POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{");
+  std::atomic<bool> answered = false;
+  std::thread drip([&] {
+    header.send("GET /health HTTP/1.1\r\nX-Long: ");
+    while (!answered) {
+      header.send("a");
+      body.send(" ");
+      std::this_thread::sleep_for(20ms);
+    }
+  });
+  const httplib::Result reply = get("/health");
+  answered = true;
+  drip.join();
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->status, 200);
+  // A client that is quick enough may take as long as it likes between two requests.
+  RawClient quick(port);
+  for (int i = 0; i < 2; ++i) {
+    std::this_thread::sleep_for(400ms);
+    quick.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_NE(quick.receive("ok").find("200 OK"), std::string::npos);
+  }
+}
+
 }  // namespace morphkv::server

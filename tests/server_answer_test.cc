@@ -106,7 +106,7 @@ TEST(ServerAnswer, NamesTheReasonAsOpenAiDoesAndItsOwnBeside) {
 TEST(ServerAnswer, OfAStreamIsChunksThatShareTheirHead) {
   std::size_t offset = 0;
   const AnswerHead head = head_of(true);
-  const Json first = Json::parse(first_chunk(head));
+  const Json first = Json::parse(first_chunk(head, {3, 5}));
   const Json middle = Json::parse(chunk(head, delta_of("Hi"), model(), offset));
   const Json last = Json::parse(last_chunk(head, end_of(EndReason::kStop)));
   const Json counted = Json::parse(usage_chunk(head, end_of(EndReason::kStop)));
@@ -116,6 +116,7 @@ TEST(ServerAnswer, OfAStreamIsChunksThatShareTheirHead) {
     EXPECT_EQ(json["created"], 1234);
   }
   EXPECT_EQ(first["choices"][0]["delta"], Json({{"role", "assistant"}, {"content", ""}}));
+  EXPECT_EQ(first["morphkv"], Json({{"slot", 3}, {"reused_tokens", 5}}));
   EXPECT_EQ(middle["choices"][0]["delta"], Json({{"content", "Hi"}}));
   EXPECT_TRUE(middle["choices"][0]["finish_reason"].is_null());
   EXPECT_EQ(last["choices"][0]["delta"], Json::object());

@@ -14,17 +14,10 @@
 namespace morphkv::llama_cpp {
 namespace {
 
+using test::notes_about;
 using test::test_model;
 
 constexpr int kBudget = 96;
-
-std::vector<llama_token> text_of(int lines, const std::string& topic) {
-  std::string text;
-  for (int i = 0; i < lines; ++i) {
-    text += "Note " + std::to_string(i) + " about the " + topic + " in the harbour. ";
-  }
-  return tokenize(test_model(), text + "What is said about the " + topic + "?", false);
-}
 
 Turn turn_of(std::vector<llama_token> prompt, int answer) {
   Turn turn;
@@ -61,14 +54,14 @@ SlotsOptions options(int n) {
 }
 
 TEST(Slots, AFreshTextInAUsedSlotIsAnsweredAsInAFreshProcess) {
-  const Turn turn = turn_of(text_of(20, "lamp"), 12);
+  const Turn turn = turn_of(notes_about(20, "lamp"), 12);
   std::vector<llama_token> fresh;
   {
     Slots slots(test_model(), options(3));
     fresh = answer_alone(slots, 1, turn);
   }
   Slots slots(test_model(), options(3));
-  answer_alone(slots, 1, turn_of(text_of(31, "crane"), 20));
+  answer_alone(slots, 1, turn_of(notes_about(31, "crane"), 20));
   EXPECT_EQ(answer_alone(slots, 1, turn), fresh);
   EXPECT_EQ(slots.stats(1).reused_tokens, 0);
   EXPECT_EQ(answer_alone(slots, 2, turn), fresh);
@@ -80,12 +73,12 @@ TEST(Slots, TextsThatRunTogetherAreAnsweredLikeEachAlone) {
   std::vector<std::vector<llama_token>> alone;
   for (std::size_t i = 0; i < topics.size(); ++i) {
     alone.push_back(answer_alone(slots, static_cast<int>(i),
-                                 turn_of(text_of(8 + 7 * static_cast<int>(i), topics[i]), 10)));
+                                 turn_of(notes_about(8 + 7 * static_cast<int>(i), topics[i]), 10)));
     slots.erase(static_cast<int>(i));
   }
   Answers answers;
   for (int i = 0; i < 4; ++i) {
-    slots.begin(i, turn_of(text_of(8 + 7 * i, topics[static_cast<std::size_t>(i)]), 10),
+    slots.begin(i, turn_of(notes_about(8 + 7 * i, topics[static_cast<std::size_t>(i)]), 10),
                 answers.handler(i));
     slots.step();
   }
@@ -102,7 +95,7 @@ TEST(Slots, TextsThatRunTogetherAreAnsweredLikeEachAlone) {
 // After the last piece other guides than the prompt's end still ask, and then the excess leaves.
 TEST(Slots, TextsToLookForAskUntilThePromptIsDecidedAbout) {
   Slots slots(test_model(), options(2));
-  Turn turn = turn_of(text_of(30, "lamp"), 6);
+  Turn turn = turn_of(notes_about(30, "lamp"), 6);
   turn.guides = {tokenize(test_model(), "What is said about note 12?", false)};
   turn.end_guides_too = true;
 
@@ -133,7 +126,7 @@ TEST(Slots, TextsToLookForAskUntilThePromptIsDecidedAbout) {
 
 TEST(Slots, ATurnGoesOnFromAllThatTheSlotHasSeenAndOtherwiseFromNothing) {
   Slots slots(test_model(), options(2));
-  const std::vector<llama_token> first = text_of(20, "lamp");
+  const std::vector<llama_token> first = notes_about(20, "lamp");
   const std::vector<llama_token> answer = answer_alone(slots, 0, turn_of(first, 8));
   std::vector<llama_token> longer = first;
   longer.insert(longer.end(), answer.begin(), answer.end());
@@ -188,12 +181,13 @@ TEST(Slots, GeneratedTextThatComesBackInOtherTokensIsStillWhatWasSeen) {
 
 TEST(Slots, ATurnThatEndsEarlyTouchesNoOther) {
   Slots slots(test_model(), options(2));
-  const std::vector<llama_token> alone = answer_alone(slots, 0, turn_of(text_of(14, "lamp"), 12));
+  const std::vector<llama_token> alone =
+      answer_alone(slots, 0, turn_of(notes_about(14, "lamp"), 12));
   slots.erase(0);
   for (const int steps : {1, 3, 12}) {
     Answers answers;
-    slots.begin(1, turn_of(text_of(30, "crane"), 50), answers.handler(1));
-    slots.begin(0, turn_of(text_of(14, "lamp"), 12), answers.handler(0));
+    slots.begin(1, turn_of(notes_about(30, "crane"), 50), answers.handler(1));
+    slots.begin(0, turn_of(notes_about(14, "lamp"), 12), answers.handler(0));
     for (int i = 0; i < steps; ++i) slots.step();
     slots.end(1);
     EXPECT_FALSE(slots.stats(1).busy);
@@ -207,7 +201,7 @@ TEST(Slots, ATurnThatEndsEarlyTouchesNoOther) {
 
 TEST(Slots, StrictAnswersFillTheBudgetAndEvictNothing) {
   Slots slots(test_model(), options(1));
-  Turn turn = turn_of(text_of(3, "lamp"), -1);
+  Turn turn = turn_of(notes_about(3, "lamp"), -1);
   turn.strict = true;
   const auto prompt = std::ssize(turn.prompt);
   ASSERT_LT(prompt, kBudget);

@@ -292,14 +292,6 @@ std::vector<ChatMessage> gather_messages(const RunOptions& o) {
   return messages;
 }
 
-// Where the newest user message begins, in messages.
-std::size_t newest_question(const std::vector<ChatMessage>& messages) {
-  for (std::size_t i = messages.size(); i-- > 0;) {
-    if (messages[i].role == "user") return i;
-  }
-  return 0;
-}
-
 // What the shared groups of options have gathered.
 void take_flags(RunOptions& o) {
   o.session.evictor.cache = o.cache.cache;
@@ -346,8 +338,7 @@ PreparedPrompt prepare(const CLI::App& command, RunOptions& o) {
       return chat.render(list, add_assistant);
     };
     prompt.tokens = tokenize(model, render(messages, true), true);
-    prompt.question = static_cast<std::size_t>(
-        tokens_of_first(model, render, messages, newest_question(messages), prompt.tokens));
+    prompt.question = question_in(model, render, messages, prompt.tokens);
     if (o.pin_system) pin(tokens_of_first(model, render, messages, 1, prompt.tokens), o);
   } else {
     prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);

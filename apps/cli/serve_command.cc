@@ -53,7 +53,7 @@ void add_server_options(CLI::App* app, ServeOptions& o) {
       ->type_name("FILE");
   group->add_flag("--insecure", o.http.insecure,
                   "listen beyond this machine without a key: everybody may use it");
-  add_number(group, "--slots", o.slots.slots, 1, 64,
+  add_number(group, "--slots", o.slots.slots, 1, llama_cpp::kMostSequences,
              "sessions that are answered at once, each with the whole budget");
   add_number(group, "--max-queue", o.max_queue, 0, 1000,
              "requests that may wait for a slot; beyond that they are refused with 429");

@@ -180,8 +180,10 @@ std::string whole_answer(const AnswerHead& head, const std::vector<Delta>& delta
   return text_of(json);
 }
 
-std::string first_chunk(const AnswerHead& head) {
-  return text_of(chunk_with(head, {{"delta", {{"role", "assistant"}, {"content", ""}}}}, nullptr));
+std::string first_chunk(const AnswerHead& head, const Begun& begun) {
+  Json json = chunk_with(head, {{"delta", {{"role", "assistant"}, {"content", ""}}}}, nullptr);
+  json["morphkv"] = {{"slot", begun.slot}, {"reused_tokens", begun.reused_tokens}};
+  return text_of(json);
 }
 
 std::string chunk(const AnswerHead& head, const Delta& delta, const llama_model* model,

@@ -24,8 +24,8 @@ std::string new_id(bool chat);  // "chatcmpl-..." or "cmpl-...", random
 // Token ids become text with the model's vocabulary.
 std::string whole_answer(const AnswerHead& head, const std::vector<Delta>& deltas, const End& end,
                          const llama_model* model);
-// The data of one server-sent event each. first_chunk() is of chats only.
-std::string first_chunk(const AnswerHead& head);
+// The data of one server-sent event each. first_chunk() is of chats only, and tells the slot.
+std::string first_chunk(const AnswerHead& head, const Begun& begun);
 // `text_offset` counts the characters of the tokens so far; chunk() goes on with it.
 std::string chunk(const AnswerHead& head, const Delta& delta, const llama_model* model,
                   std::size_t& text_offset);

@@ -25,7 +25,7 @@ double ms_between(Clock::time_point from, Clock::time_point to) {
 
 // A request and its answer, shared by the engine's thread and the one that waits for it.
 struct Job {
-  explicit Job(Request r) : request(std::move(r)), stop(request.stop) {}
+  explicit Job(Request r) : request(std::move(r)), text(request.stop) {}
 
   Request request;
   const Clock::time_point submitted = Clock::now();
@@ -45,8 +45,7 @@ struct Job {
 
   // Of the engine's thread only:
   int slot = -1;
-  cli::TextStream text;
-  cli::StopText stop;
+  cli::AnswerText text;
   std::optional<EndReason> ended;
   std::string error;
   Clock::time_point begun;
@@ -374,6 +373,7 @@ void EngineService::Impl::begin(int slot, const JobPtr& job) {
     const llama_cpp::SlotStats stats = slots_.stats(slot);
     job->evicted_before = stats.rows_evicted;
     counters_.prompt_tokens_reused += stats.reused_tokens;
+    job->push(Begun{slot, stats.reused_tokens});
   } catch (const std::exception& error) {
     ++counters_.requests_failed;
     job->ended = EndReason::kError;
@@ -387,10 +387,10 @@ void EngineService::Impl::on_token(Job& job, llama_cpp::GeneratedToken token) {
   if (job.generated++ == 0) job.first_token = Clock::now();
   if (job.ended) return;
   Delta delta;
-  delta.text = job.stop.push(job.text.push(token.text));
+  delta.text = job.text.push(token.text);
   delta.tokens.push_back(std::move(token));
   job.push(std::move(delta));
-  if (job.stop.stopped()) job.ended = EndReason::kStopText;
+  if (job.text.stopped()) job.ended = EndReason::kStopText;
 }
 
 // After a step: ends what has come to its end.
@@ -421,10 +421,8 @@ void EngineService::Impl::end_job(int slot) {
   counters_.tokens_generated += job->generated;
   counters_.rows_evicted += end.stats.rows_evicted - job->evicted_before;
   seconds_per_request_ += 0.2 * (ms_between(job->begun, now) / 1000.0 - seconds_per_request_);
-  if (*job->ended != EndReason::kStopText) {
-    Delta rest;
-    rest.text = job->stop.push(job->text.finish()) + job->stop.finish();
-    if (!rest.text.empty()) job->push(std::move(rest));
+  if (std::string rest = job->text.finish(); !rest.empty()) {
+    job->push(Delta{.text = std::move(rest), .tokens = {}});
   }
   end.reason = *job->ended;
   end.error = job->error;

@@ -1,7 +1,6 @@
 #include "http_server.h"
 
 #include <arpa/inet.h>
-#include <httplib.h>
 #include <netinet/in.h>
 
 #include <atomic>
@@ -17,6 +16,7 @@
 #include "api_keys.h"
 #include "morphkv/file.h"
 #include "page.h"
+#include "timed_server.h"
 
 namespace morphkv::server {
 namespace {
@@ -80,7 +80,7 @@ struct Exchange {
   AnswerHead head;
   bool include_usage = false;
   std::unique_ptr<Answer> answer;
-  bool begun = false;           // something of the answer came
+  bool answered = false;        // something of the answer came
   std::size_t text_offset = 0;  // characters of the tokens so far
 };
 
@@ -155,7 +155,7 @@ class HttpServer::Impl {
   std::int64_t started_;
   ApiKeys keys_;
   std::atomic<int> streams_ = 0;
-  httplib::Server http_;
+  TimedServer http_;
 };
 
 // What a client may take of us: bytes, time, connections.
@@ -170,7 +170,7 @@ void HttpServer::Impl::limit() {
   http_.set_socket_options(
       [](int socket) { httplib::set_socket_opt(socket, SOL_SOCKET, SO_REUSEADDR, 1); });
   http_.set_payload_max_length(kMostBodyBytes);
-  http_.set_read_timeout(30, 0);
+  http_.set_request_timeout(options_.request_timeout);
   http_.set_write_timeout(30, 0);
   http_.set_keep_alive_max_count(100);
   http_.set_keep_alive_timeout(5);
@@ -330,6 +330,7 @@ void HttpServer::Impl::answer_whole(const Http& request, Reply& reply, Exchange 
       if (request.is_connection_closed()) return;  // dropping the answer cancels it
     }
     if (!next) continue;
+    if (std::holds_alternative<Begun>(*next)) continue;
     if (auto* delta = std::get_if<Delta>(&*next)) {
       deltas.push_back(std::move(*delta));
       continue;
@@ -349,12 +350,7 @@ void HttpServer::Impl::stream(Reply& reply, std::shared_ptr<Exchange> exchange) 
   reply.set_header("Cache-Control", "no-store");
   reply.set_chunked_content_provider(
       "text/event-stream",
-      [this, exchange, begun = false](std::size_t, httplib::DataSink& sink) mutable {
-        if (!begun && exchange->head.chat) {
-          const std::string text = event(first_chunk(exchange->head));
-          if (!sink.write(text.data(), text.size())) return false;
-        }
-        begun = true;
+      [this, exchange](std::size_t, httplib::DataSink& sink) {
         return sink.is_writable() && write_event(sink, *exchange);
       },
       // The connection may outlive the answer.
@@ -369,8 +365,11 @@ bool HttpServer::Impl::write_event(httplib::DataSink& sink, Exchange& exchange) 
   const std::optional<Event> next = exchange.answer->next(kPatience);
   if (!next) return true;
   const auto write = [&](const std::string& text) { return sink.write(text.data(), text.size()); };
+  if (const auto* begun = std::get_if<Begun>(&*next)) {
+    return !exchange.head.chat || write(event(first_chunk(exchange.head, *begun)));
+  }
   if (const auto* delta = std::get_if<Delta>(&*next)) {
-    exchange.begun = true;
+    exchange.answered = true;
     if (delta->text.empty() && !exchange.head.logprobs) return true;
     return write(event(chunk(exchange.head, *delta, model_, exchange.text_offset)));
   }
@@ -378,7 +377,7 @@ bool HttpServer::Impl::write_event(httplib::DataSink& sink, Exchange& exchange) 
   std::string text;
   if (end.reason == EndReason::kError) {
     text = event(error_json(end.error, "server_error"));
-  } else if (end.reason == EndReason::kTimeout && !exchange.begun) {
+  } else if (end.reason == EndReason::kTimeout && !exchange.answered) {
     text = event(error_json(kTooLate, "timeout_error"));
   } else {
     text = event(last_chunk(exchange.head, end));

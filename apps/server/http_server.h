@@ -1,6 +1,7 @@
 // HTTP in front of a Service: routes, keys, limits, server-sent events, and clients that leave.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@ struct HttpOptions {
   std::optional<std::string> slot_dir = std::nullopt;
   std::string model_name;
   RequestDefaults defaults;
+  std::chrono::milliseconds request_timeout{60'000};  // for a client to send a request
   int threads = 16;  // connections served at once: above the requests that may run and wait
 };
 

@@ -24,8 +24,43 @@ std::string at(const std::string& list, std::size_t i) {
 
 }  // namespace
 
+namespace {
+
+// Bytes of the longest token where every byte of a text is in some token; 0 where the tokenizer may
+// leave some out.
+std::size_t longest_token(const llama_model* model) {
+  const llama_vocab* vocab = llama_model_get_vocab(model);
+  const auto type = llama_vocab_type(vocab);
+  if (type != LLAMA_VOCAB_TYPE_BPE && type != LLAMA_VOCAB_TYPE_SPM) return 0;
+  std::size_t longest = 0;
+  for (llama_token token = 0; token < llama_vocab_n_tokens(vocab); ++token) {
+    longest = std::max(longest, llama_cpp::token_text(model, token, true).size());
+  }
+  return longest;
+}
+
+}  // namespace
+
 RequestReader::RequestReader(const llama_model* model, Render render, RequestDefaults defaults)
-    : model_(model), render_(std::move(render)), defaults_(std::move(defaults)) {}
+    : model_(model),
+      render_(std::move(render)),
+      defaults_(std::move(defaults)),
+      longest_token_(longest_token(model)) {}
+
+// A text that is much too long is refused before the time that its tokens would take.
+std::vector<llama_token> RequestReader::tokens_of(const std::string& text, bool parse_special,
+                                                  bool allow_past_training) const {
+  const auto trained = static_cast<std::size_t>(std::max(0, llama_model_n_ctx_train(model_)));
+  const std::size_t least = longest_token_ > 0 ? text.size() / longest_token_ : 0;
+  if (trained > 0 && least > trained && !allow_past_training) {
+    throw llama_cpp::TooLong("the prompt has " + std::to_string(text.size()) +
+                                 " bytes, which are at least " + std::to_string(least) +
+                                 " tokens, the model was trained for " + std::to_string(trained) +
+                                 ": shorten it, or go beyond knowingly with allow_past_training",
+                             static_cast<int>(least), static_cast<int>(trained));
+  }
+  return llama_cpp::tokenize(model_, text, parse_special);
+}
 
 namespace {
 
@@ -305,20 +340,16 @@ ParsedRequest RequestReader::chat(std::string_view body) const {
   }
   if (parsed.logprobs) turn.top_logprobs = top.value_or(0);
   try {
-    turn.prompt = llama_cpp::tokenize(model_, render_(messages, true), true);
-    std::size_t newest = messages.size();
-    while (newest > 0 && messages[newest - 1].role != "user") --newest;
-    if (newest > 0) {
-      turn.question = static_cast<std::size_t>(
-          llama_cpp::tokens_of_first(model_, render_, messages, newest - 1, turn.prompt));
-    }
+    turn.prompt = tokens_of(render_(messages, true), true, turn.allow_past_training);
+    turn.question = llama_cpp::question_in(model_, render_, messages, turn.prompt);
     if (fields.flag("pin_system").value_or(false)) {
       pin_system(messages, recent_percent, parsed);
     }
+  } catch (const llama_cpp::TooLong&) {
+    throw;
   } catch (const std::invalid_argument& error) {
     throw BadRequest("messages", error.what());
   }
-  if (turn.question >= turn.prompt.size()) turn.question = 0;
   return parsed;
 }
 
@@ -338,7 +369,7 @@ ParsedRequest RequestReader::completion(std::string_view body) const {
   if (prompt->is_string()) {
     const std::string text = fields.checked_text("prompt", prompt->get<std::string>());
     if (text.empty()) fields.refuse("prompt", "is empty: give a text");
-    turn.prompt = llama_cpp::tokenize(model_, text, false);
+    turn.prompt = tokens_of(text, false, turn.allow_past_training);
   } else if (prompt->is_array() && !prompt->empty()) {
     const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model_));
     for (std::size_t i = 0; i < prompt->size(); ++i) {

@@ -52,7 +52,8 @@ class RequestReader {
   // The model, for its vocabulary, must outlive the reader.
   RequestReader(const llama_model* model, Render render, RequestDefaults defaults);
 
-  // Bodies of /v1/chat/completions and /v1/completions. Throw BadRequest.
+  // Bodies of /v1/chat/completions and /v1/completions. Throw BadRequest, and llama_cpp::TooLong for
+  // a text whose bytes alone say that it has more tokens than the model was trained for.
   ParsedRequest chat(std::string_view body) const;
   ParsedRequest completion(std::string_view body) const;
   // Bodies of /tokenize and /detokenize; returns the JSON of the answer. Throw BadRequest.
@@ -70,9 +71,13 @@ class RequestReader {
   void pin_system(const std::vector<llama_cpp::ChatMessage>& messages, int recent_percent,
                   ParsedRequest& parsed) const;
 
+  std::vector<llama_token> tokens_of(const std::string& text, bool parse_special,
+                                     bool allow_past_training) const;
+
   const llama_model* model_;
   Render render_;
   RequestDefaults defaults_;
+  std::size_t longest_token_;
 };
 
 }  // namespace morphkv::server

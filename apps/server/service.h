@@ -46,6 +46,11 @@ struct Request {
 
 enum class EndReason : std::uint8_t { kStop, kStopText, kLength, kTrainedLength, kTimeout, kError };
 
+// A slot reads the prompt from now on.
+struct Begun {
+  int slot = 0;
+  int reused_tokens = 0;  // of the prompt: seen already
+};
 struct Delta {
   std::string text;  // whole UTF-8 characters; may be empty while a stop text may be beginning
   std::vector<llama_cpp::GeneratedToken> tokens;  // whose text this is, or that wait
@@ -59,13 +64,14 @@ struct End {
   double prompt_ms = 0.0;
   double generate_ms = 0.0;
 };
-using Event = std::variant<Delta, End>;
+using Event = std::variant<Begun, Delta, End>;
 
 // One request on its way. Dropping it cancels the request: its slot is free within one batch.
 class Answer {
  public:
   virtual ~Answer() = default;
-  // The next event, or nothing when none came for so long. After End none comes.
+  // The next event, or nothing when none came for so long: Begun, unless it never came to that, any
+  // number of Delta, End.
   virtual std::optional<Event> next(std::chrono::milliseconds patience) = 0;
 };
 

@@ -5,7 +5,10 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "text_stream.h"
 
 namespace morphkv::cli {
 
@@ -34,6 +37,24 @@ class StopText {
   std::vector<Stop> stops_;
   std::string held_;
   bool stopped_ = false;
+};
+
+// What may be shown of an answer, from the bytes of its tokens: whole characters, up to a stop
+// text.
+class AnswerText {
+ public:
+  explicit AnswerText(std::vector<std::string> stops = {}) : stop_(std::move(stops)) {}
+
+  std::string push(std::string_view bytes) { return stop_.push(characters_.push(bytes)); }
+  std::string finish() {
+    std::string shown = stop_.push(characters_.finish());
+    return shown += stop_.finish();
+  }
+  bool stopped() const { return stop_.stopped(); }
+
+ private:
+  TextStream characters_;
+  StopText stop_;
 };
 
 }  // namespace morphkv::cli

@@ -153,4 +153,15 @@ int tokens_of_first(const llama_model* model, const RenderChat& render,
   return static_cast<int>(end - tokens.begin());
 }
 
+std::size_t question_in(const llama_model* model, const RenderChat& render,
+                        const std::vector<ChatMessage>& messages,
+                        std::span<const llama_token> prompt) {
+  std::size_t newest = messages.size();
+  while (newest > 0 && messages[newest - 1].role != "user") --newest;
+  if (newest == 0) return 0;
+  const auto begin =
+      static_cast<std::size_t>(tokens_of_first(model, render, messages, newest - 1, prompt));
+  return begin < prompt.size() ? begin : 0;
+}
+
 }  // namespace morphkv::llama_cpp

@@ -13,7 +13,6 @@
 namespace morphkv::llama_cpp {
 namespace {
 
-constexpr int kMaxSequences = 64;
 constexpr int kMinMicroBatch = 32;
 #ifdef NDEBUG
 constexpr bool kDebugBuild = false;
@@ -55,9 +54,9 @@ class Evictor::Impl {
  public:
   Impl(const llama_model* model, EvictorOptions options)
       : model_(model), options_(std::move(options)), rule_(Rule(model, options_.cache)) {
-    if (options_.sequences < 1 || options_.sequences > kMaxSequences) {
+    if (options_.sequences < 1 || options_.sequences > kMostSequences) {
       throw std::invalid_argument(std::to_string(options_.sequences) + " sequences: give 1 to " +
-                                  std::to_string(kMaxSequences));
+                                  std::to_string(kMostSequences));
     }
   }
 

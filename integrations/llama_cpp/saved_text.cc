@@ -20,8 +20,6 @@ namespace {
 constexpr FileKind kSavedText{
     {'m', 'k', 'v', 't', 'e', 'x', 't', '\n'}, 1, "saved morphkv session"};
 
-constexpr int kMostSequences = 64;
-
 void require(bool holds, const std::string& what) {
   if (!holds) throw std::invalid_argument(what);
 }

@@ -22,7 +22,9 @@ constexpr int kPartBesideAnswers = 8;  // while somebody does
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
 const SlotsOptions& checked(const SlotsOptions& o) {
-  if (o.slots < 1 || o.slots > 64) refuse("slots " + std::to_string(o.slots) + ": give 1 to 64");
+  if (o.slots < 1 || o.slots > kMostSequences) {
+    refuse("slots " + std::to_string(o.slots) + ": give 1 to " + std::to_string(kMostSequences));
+  }
   if (o.piece < 32) refuse("piece " + std::to_string(o.piece) + " is below 32 tokens");
   if (o.batch_tokens < o.slots || o.batch_tokens < 32) {
     refuse("batch size " + std::to_string(o.batch_tokens) + " is below " +

@@ -15,7 +15,6 @@
 #include "morphkv/llama_cpp/llama_ptr.h"
 #include "morphkv/llama_cpp/slots.h"
 #include "stop_text.h"
-#include "text_stream.h"
 
 namespace morphkv::python {
 
@@ -80,13 +79,10 @@ class TextSession {
  private:
   using Tokens = std::vector<llama_token>;
 
-  Tokens tokenize_behind(std::string_view text, bool parse_special) const;
-  std::optional<Tokens> continued(const std::string& rendered) const;
-  Tokens control_tokens(std::span<const llama_token> tokens) const;
-  std::string text_of(std::span<const llama_token> tokens) const;
-  std::size_t question_of(std::vector<llama_cpp::ChatMessage> messages, const Tokens& prompt) const;
+  Tokens tokenize_behind(std::string_view text) const;
+  Tokens said() const;
   void begin(Tokens prompt, std::size_t question, const TextTurn& turn);
-  void finish(std::string_view reason);
+  void finish(llama_cpp::FinishReason reason);
   const llama_cpp::ChatTemplate& chat_template();
 
   llama_cpp::ModelPtr model_;
@@ -95,9 +91,8 @@ class TextSession {
   CacheConfig cache_;  // the rule in force
   llama_cpp::Slots slots_;
   std::optional<llama_cpp::ChatTemplate> chat_template_;
-  Tokens tokens_;  // read and shown so far; the slot has not seen the last one shown
-  cli::TextStream characters_;
-  cli::StopText stop_{{}};
+  std::optional<llama_token> unseen_;  // generated last, and not evaluated by the slot
+  cli::AnswerText text_;
   std::string shown_;  // since the last step
   std::optional<std::string> error_;
   int prompt_tokens_ = 0;

@@ -78,8 +78,8 @@ async function* eventsOf(body) {
 
 // --- Chat -------------------------------------------------------------------------------------
 
-// slot: as the server told; guess: until then; busyBefore: slots that others used at the start.
-const newChat = () => ({messages: [], slot: null, guess: null, busyBefore: new Set(), stop: null});
+// slot: null until the server tells it.
+const newChat = () => ({messages: [], slot: null, stop: null});
 let chat = newChat();
 let model = 'default';
 
@@ -171,7 +171,6 @@ async function send() {
   let foot = '';
   let problem = '';
   try {
-    if (mine.slot === null) await rememberBusy(mine);
     const answer = stream(mine, message);
     watch();
     const end = await answer;
@@ -529,26 +528,8 @@ let slots = [];
 let watching = false;
 let wake = () => {};
 
-const watchedSlot = () =>
-  $('slot').value === '' ? chat.slot ?? chat.guess : Number($('slot').value);
+const watchedSlot = () => $('slot').value === '' ? chat.slot : Number($('slot').value);
 const isBusy = (slot) => slot !== undefined && slot.state !== 'idle';
-
-// Until the server tells which slot took the chat: the one that became busy, if it is only one.
-function guessSlot() {
-  const busy = slots.filter((slot) => isBusy(slot) && !chat.busyBefore.has(slot.id));
-  if (chat.stop && chat.slot === null && chat.guess === null && busy.length === 1) {
-    chat.guess = busy[0].id;
-  }
-}
-
-async function rememberBusy(mine) {
-  try {
-    slots = await askJson('slots', {signal: AbortSignal.timeout(1000)});
-    mine.busyBefore = new Set(slots.filter(isBusy).map((slot) => slot.id));
-  } catch {
-    // Then nothing is known to be busy; watch() will say what is wrong.
-  }
-}
 
 function forget() {
   samples = [];
@@ -583,7 +564,6 @@ let shown = null;  // slot
 async function look(withPicture) {
   try {
     slots = await askJson('slots');
-    guessSlot();
     setOptions($('slot'), slots.map(({id}) => [String(id), String(id)]));
     const slot = slots.find(({id}) => id === watchedSlot());
     if ((slot?.id ?? null) !== shown) {

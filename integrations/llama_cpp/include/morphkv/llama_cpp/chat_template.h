@@ -49,5 +49,10 @@ using RenderChat = std::function<std::string(const std::vector<ChatMessage>&, bo
 int tokens_of_first(const llama_model* model, const RenderChat& render,
                     std::vector<ChatMessage> messages, std::size_t n,
                     std::span<const llama_token> prompt);
+// Where the newest message of the user begins in `prompt`; 0 if there is none. Throws like
+// `render`.
+std::size_t question_in(const llama_model* model, const RenderChat& render,
+                        const std::vector<ChatMessage>& messages,
+                        std::span<const llama_token> prompt);
 
 }  // namespace morphkv::llama_cpp

@@ -42,9 +42,12 @@ class EngineError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+inline constexpr int kMostSequences = 64;
+
 struct EvictorOptions {
   CacheConfig cache = default_profile().with_budget(512);
-  int sequences = 1;  // seq_id 0 .. sequences - 1, at most 64; each has cells of its own
+  int sequences =
+      1;  // seq_id 0 .. sequences - 1, at most kMostSequences; each has cells of its own
   // Overwrite the rows of freed cells with 3e4, to show that nobody reads them. Unset: only when
   // the library was built for debugging.
   std::optional<bool> poison_freed_rows = std::nullopt;
