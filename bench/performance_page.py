@@ -96,15 +96,17 @@ def at_least(what: str, value: float, limit: float) -> Target:
 
 
 def serve_targets(serve: dict) -> Iterator[Target]:
-    if value := serve.get("ratios", {}).get("aggregate"):
-        tokens = serve["prompt_tokens"] + serve["answer_tokens"]
-        yield at_least(f"tokens per second of {serve['sessions']} sessions of {tokens:,} tokens at "
-                       "once, over llama.cpp's server with full caches", value, OVER_SERVER)
-    for a in serve.get("arms", []):
-        if a["arm"] == SERVE and "first_token" in a:
+    for shape in serve.get("shapes", []):
+        if value := shape["ratios"]["aggregate"]:
+            yield at_least(f"tokens per second of {serve['sessions']} sessions at once, "
+                           f"{shape['prompt_tokens']:,} tokens of prompt and "
+                           f"{shape['answer_tokens']:,} of answer each, over llama.cpp's server "
+                           "with full caches", value, OVER_SERVER)
+    for first in serve.get("first_token", []):
+        if first["arm"] == SERVE:
             yield at_most("first token of a short request while a prompt of "
                           f"{serve['long_tokens']:,} tokens is read, over an idle server (median)",
-                          a["first_token"]["ratio"], FIRST_TOKEN, times)
+                          first["ratio"], FIRST_TOKEN, times)
 
 
 def step_targets(kernels: dict) -> Iterator[Target]:
@@ -262,27 +264,27 @@ def serve_section(figures: Figures) -> Table:
     serve = figures["serve_speed"]
     if not serve:
         return []
-    arms = serve["arms"]
     lines = ["## Many sessions at once", ""]
-    if rows := [[a["arm"], f"{a['wall_s']:.1f}", f"{a['tokens_per_second']:.0f}",
-                 f"{a['generated_per_second']:.1f}", f"{a['decode_per_second']:.1f}",
-                 mib(a["peak_rss_bytes"])] for a in arms if a["rounds"]]:
-        lines += [f"{serve['sessions']} sessions at once over HTTP, each with a prompt of "
-                  f"{serve['prompt_tokens']:,} tokens of its own and an answer of "
-                  f"{serve['answer_tokens']:,}; morphkv at a budget of {serve['budget']}, "
-                  "llama.cpp's server built from the same source and with a full cache for each "
-                  "session, reuse of prompts off. `in all`: tokens read and generated, from the "
-                  "first request to the last answer; `all generate`: while every session does.",
+    if serve["shapes"]:
+        lines += [f"{serve['sessions']} sessions at once over HTTP, each with a prompt of its own; "
+                  f"morphkv at a budget of {serve['budget']}, llama.cpp's server built from the "
+                  "same source and with a full cache for each session, reuse of prompts off. `in "
+                  "all`: tokens read and generated, from the first request to the last answer; "
+                  "`all generate`: while every session does."]
+    for shape in serve["shapes"]:
+        lines += ["", f"A prompt of {shape['prompt_tokens']:,} tokens, an answer of "
+                  f"{shape['answer_tokens']:,}:",
                   *table("server | seconds | tokens per second, in all | generated per second, in "
-                         "all | generated per second, all generate | peak memory", rows)]
-        if ratios := [f"{times(value)} ({name})" for name, value in serve["ratios"].items()
+                         "all | generated per second, all generate | peak memory",
+                         [[a["arm"], f"{a['wall_s']:.1f}", f"{a['tokens_per_second']:.0f}",
+                           f"{a['generated_per_second']:.1f}", f"{a['decode_per_second']:.1f}",
+                           mib(a["peak_rss_bytes"])] for a in shape["arms"]])]
+        if ratios := [f"{times(value)} ({name})" for name, value in shape["ratios"].items()
                       if value]:
             lines += ["", f"morphkv over llama.cpp's server: {', '.join(ratios)}."]
-    if rows := [[a["arm"], spread(a["first_token"]["idle"], 0),
-                 spread(a["first_token"]["beside_long"], 0),
-                 f"{a['first_token']['beside_long']['worst_ms']:.0f}",
-                 times(a["first_token"]["ratio"]), times(a["first_token"]["worst_ratio"])]
-                for a in arms if "first_token" in a]:
+    if rows := [[f["arm"], spread(f["idle"], 0), spread(f["beside_long"], 0),
+                 f"{f['beside_long']['worst_ms']:.0f}", times(f["ratio"]),
+                 times(f["worst_ratio"])] for f in serve["first_token"]]:
         lines += ["", f"Milliseconds to the first token of a request of {serve['short_tokens']} "
                   f"tokens, with nothing else to do and while a prompt of {serve['long_tokens']:,} "
                   "tokens of another session is read.",

@@ -12,6 +12,7 @@ Run by `make bench`, or: bench/serve_speed.py --tool build/release/morphkv
 import argparse
 import contextlib
 import dataclasses
+import functools
 import http.client
 import json
 import os
@@ -212,22 +213,36 @@ def decode_per_second(answers: list[Answer], tokens: int) -> float:
     return done / (end - begin)
 
 
-def sessions(arm: str, options: argparse.Namespace, seed: int) -> dict:
-    tokens = options.prompt + options.answer
-    progress(f"{arm}: {options.sessions} sessions of {options.prompt} + {options.answer} tokens")
+@dataclasses.dataclass
+class Shape:
+    """Of a session."""
+
+    prompt: int  # tokens
+    answer: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        if not (found := re.fullmatch(r"([1-9]\d*)\+([1-9]\d*)", text)):
+            raise argparse.ArgumentTypeError(f"'{text}' is not like 2700+300")
+        return cls(*map(int, found.groups()))
+
+
+def sessions(arm: str, options: argparse.Namespace, shape: Shape, seed: int) -> dict:
+    tokens = shape.prompt + shape.answer
+    progress(f"{arm}: {options.sessions} sessions of {shape.prompt} + {shape.answer} tokens")
     with running(arm, options, options.sessions, tokens) as server:
         check_sense(server)
-        prompts = [prompt_of(server, options.text, options.prompt, 1000 * seed + i)
+        prompts = [prompt_of(server, options.text, shape.prompt, 1000 * seed + i)
                    for i in range(options.sessions)]
         cpu, start = server.cpu_seconds(), time.monotonic()
-        answers = at_once([lambda p=p: server.complete(p, options.answer) for p in prompts])
+        answers = at_once([lambda p=p: server.complete(p, shape.answer) for p in prompts])
         wall = time.monotonic() - start
         figures = {
             "wall_s": wall,
             "read_s": max(a.arrivals[0] for a in answers) - start,
-            "generated_per_second": options.sessions * options.answer / wall,
+            "generated_per_second": options.sessions * shape.answer / wall,
             "tokens_per_second": options.sessions * tokens / wall,
-            "decode_per_second": decode_per_second(answers, options.answer),
+            "decode_per_second": decode_per_second(answers, shape.answer),
             # Of the server's own threads: what other work on the machine disturbs less.
             "cpu_s": server.cpu_seconds() - cpu,
             "read_cpu_s": max(a.cpu_s for a in answers) - cpu,
@@ -275,20 +290,20 @@ def times_of(ms: list[float]) -> dict:
     return {"requests": len(ms), **report.spread(ms), "worst_ms": max(ms)}
 
 
-def summary(arm: str, runs: list[dict], firsts: list[dict]) -> dict:
+def runs_of(arm: str, runs: list[dict]) -> dict:
     figures = {"arm": arm, "rounds": runs}
-    if runs:
-        figures |= {key: statistics.median(r[key] for r in runs) for key in runs[0]}
-        figures["peak_rss_bytes"] = max(r["peak_rss_bytes"] for r in runs)
-    if firsts:
-        idle, busy = (times_of([ms for f in firsts for ms in f[key]])
-                      for key in ("idle_ms", "busy_ms"))
-        figures["first_token"] = {
-            "idle": idle, "beside_long": busy, "ratio": busy["median_ms"] / idle["median_ms"],
-            "worst_ratio": busy["worst_ms"] / idle["median_ms"],
-            "long_s": statistics.median(f["long_s"] for f in firsts),
-        }
+    figures |= {key: statistics.median(r[key] for r in runs) for key in runs[0]}
+    figures["peak_rss_bytes"] = max(r["peak_rss_bytes"] for r in runs)
     return figures
+
+
+def firsts_of(arm: str, firsts: list[dict]) -> dict:
+    idle, busy = (times_of([ms for f in firsts for ms in f[key]])
+                  for key in ("idle_ms", "busy_ms"))
+    return {"arm": arm, "idle": idle, "beside_long": busy,
+            "ratio": busy["median_ms"] / idle["median_ms"],
+            "worst_ratio": busy["worst_ms"] / idle["median_ms"],
+            "long_s": statistics.median(f["long_s"] for f in firsts)}
 
 
 def ratio(arms: list[dict], key: str) -> float | None:
@@ -298,25 +313,26 @@ def ratio(arms: list[dict], key: str) -> float | None:
     return values[MORPHKV] / values[LLAMA]
 
 
-def print_table(figures: dict) -> None:
-    print("| server | all answers, s | tokens per second | generated per second "
-          "| while all generate | CPU (to the last first token), s | peak memory |")
-    print("|---|---|---|---|---|---|---|")
-    for a in figures["arms"]:
-        if a["rounds"]:
+def print_tables(figures: dict) -> None:
+    for shape in figures["shapes"]:
+        print(f"\n{figures['sessions']} sessions of {shape['prompt_tokens']} + "
+              f"{shape['answer_tokens']} tokens: "
+              + ", ".join(f"{n} {v:.2f}x" for n, v in shape["ratios"].items() if v))
+        print("| server | all answers, s | tokens per second | generated per second "
+              "| while all generate | CPU (to the last first token), s | peak memory |")
+        print("|---|---|---|---|---|---|---|")
+        for a in shape["arms"]:
             print(f"| {a['arm']} | {a['wall_s']:.1f} | {a['tokens_per_second']:.0f} "
                   f"| {a['generated_per_second']:.1f} | {a['decode_per_second']:.1f} "
                   f"| {a['cpu_s']:.0f} ({a['read_cpu_s']:.0f}) "
                   f"| {a['peak_rss_bytes'] / 2**20:.0f} MiB |")
     print("\n| server | first token, idle, ms | beside the long prompt, ms | worst | ratio |")
     print("|---|---|---|---|---|")
-    for a in figures["arms"]:
-        if f := a.get("first_token"):
-            idle, busy = f["idle"], f["beside_long"]
-            print(f"| {a['arm']} | {idle['median_ms']:.0f} | {busy['median_ms']:.0f} "
-                  f"| {busy['worst_ms']:.0f} | {f['ratio']:.2f} (worst {f['worst_ratio']:.2f}) |")
-    print(f"\nCPU: {figures['cpu']}, {figures['threads']} threads; {figures['sessions']} sessions; "
-          + ", ".join(f"{name} {value:.2f}x" for name, value in figures["ratios"].items() if value))
+    for f in figures["first_token"]:
+        idle, busy = f["idle"], f["beside_long"]
+        print(f"| {f['arm']} | {idle['median_ms']:.0f} | {busy['median_ms']:.0f} "
+              f"| {busy['worst_ms']:.0f} | {f['ratio']:.2f} (worst {f['worst_ratio']:.2f}) |")
+    print(f"\nCPU: {figures['cpu']}, {figures['threads']} threads")
 
 
 def parse() -> argparse.Namespace:
@@ -329,8 +345,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("-t", "--threads", type=int, default=os.cpu_count(), help="[%(default)s]")
     parser.add_argument("--sessions", type=int, default=8, help="at once [%(default)s]")
     parser.add_argument("--budget", type=int, default=256, help="of each slot [%(default)s]")
-    parser.add_argument("--prompt", type=int, default=2700, help="tokens [%(default)s]")
-    parser.add_argument("--answer", type=int, default=300, help="tokens [%(default)s]")
+    parser.add_argument("--shapes", nargs="+", type=Shape.parse, metavar="PROMPT+ANSWER",
+                        default=[Shape(2700, 300), Shape(1500, 1500), Shape(300, 2700)],
+                        help="tokens of a session [2700+300 1500+1500 300+2700]")
     parser.add_argument("--long", type=int, default=6000,
                         help="tokens of the long prompt [%(default)s]")
     parser.add_argument("--shorts", type=int, default=15,
@@ -349,17 +366,26 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     names = [MORPHKV, *([LLAMA] if options.llama_server else [])]
-    runs: dict[str, list] = {name: [] for name in names}
-    firsts: dict[str, list] = {name: [] for name in names}
-    for i in range(options.rounds):
-        order = names if i % 2 == 0 else names[::-1]
-        for arm in order:
-            if "sessions" in options.parts:
-                runs[arm].append(sessions(arm, options, 1 + i))
-        for arm in order:
-            if "first" in options.parts:
-                firsts[arm].append(first_tokens(arm, options, 1 + i))
-    arms = [summary(name, runs[name], firsts[name]) for name in names]
+    def in_turns(measure) -> dict[str, list]:
+        """Of each server, the order turned round from one round to the next."""
+        results: dict[str, list] = {name: [] for name in names}
+        for i in range(options.rounds):
+            for arm in names if i % 2 == 0 else names[::-1]:
+                results[arm].append(measure(arm, options, seed=1 + i))
+        return results
+
+    shapes, first = [], []
+    for shape in options.shapes if "sessions" in options.parts else []:
+        runs = in_turns(functools.partial(sessions, shape=shape))
+        arms = [runs_of(name, runs[name]) for name in names]
+        shapes.append({"prompt_tokens": shape.prompt, "answer_tokens": shape.answer,
+                       "ratios": {"aggregate": ratio(arms, "tokens_per_second"),
+                                  "while all generate": ratio(arms, "decode_per_second"),
+                                  "peak memory": ratio(arms, "peak_rss_bytes")},
+                       "arms": arms})
+    if "first" in options.parts:
+        firsts = in_turns(first_tokens)
+        first = [firsts_of(name, firsts[name]) for name in names]
     version = subprocess.run([options.tool, "--version"], check=True, capture_output=True,
                              text=True).stdout.split()
     figures = {
@@ -367,15 +393,11 @@ def main() -> None:
         "morphkv_version": version[1] if len(version) > 1 else version[0],
         "threads": options.threads, "model": pathlib.Path(options.model).name,
         "sessions": options.sessions, "budget": options.budget,
-        "prompt_tokens": options.prompt, "answer_tokens": options.answer,
         "short_tokens": SHORT, "long_tokens": options.long, "rounds": options.rounds,
         "serve_options": options.serve_options, "llama_options": options.llama_options,
-        "ratios": {"aggregate": ratio(arms, "tokens_per_second"),
-                   "while all generate": ratio(arms, "decode_per_second"),
-                   "peak memory": ratio(arms, "peak_rss_bytes")},
-        "arms": arms,
+        "shapes": shapes, "first_token": first,
     }
-    print_table(figures)
+    print_tables(figures)
     report.write(figures, options.json)
 
 

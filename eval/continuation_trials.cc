@@ -101,9 +101,7 @@ void run_continuation(Harness& harness, const Task& task, int number) {
   const TrialKey control = key_of(task, kControl, 0, number);
   if (!harness.has(control)) {
     const auto prompt = static_cast<int>(tokens_of(harness.model(), from.prompt, true).size());
-    const Trial trial =
-        go_on(harness, control, from,
-              CacheConfig{.budget = prompt + from.tokens, .queries = QuerySource::kAttention});
+    const Trial trial = go_on(harness, control, from, harness.keeping(prompt + from.tokens));
     require_equal(trial, harness.find(full));
     harness.add(trial);
   }

@@ -29,6 +29,8 @@ class Harness {
   void require_going() const;
 
   LaneShape shape(int tokens, int micro_batch = 512) const;
+  // The rule that keeps all of so many tokens.
+  CacheConfig keeping(int tokens) const;
   // Empty lines of a trial, filled with what a bounded lane measures of itself.
   Trial trial_of(const TrialKey& key, const Lane& lane) const;
 

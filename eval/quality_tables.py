@@ -5,9 +5,10 @@ Each part of the page between a line `<!-- figures FILE key=value ... -->` and t
 the table that the line asks for. FILE is a results.json, beside the page or below its folder. Keys:
   mode    whole, guided, stream, generate, text
   tokens  length of the documents; left out: all that the file has
-  task    a task; left out: the mean over the tasks that every arm has at a budget
+  task    a task, or several with commas between; left out: all
   budget  with it, rows are arms and columns tasks; left out: columns are budgets
-With --check nothing is written, and the exit code is 1 when the page is out of date.
+An arm that was not asked the same questions as streaming has no figure there, and the full cache's is that of those
+questions. With --check nothing is written, and the exit code is 1 when the page is out of date.
 """
 
 import argparse
@@ -22,6 +23,8 @@ BASELINES = ["full", "streaming", "random"]
 
 
 def percent(estimate):
+    if "low" not in estimate:
+        return f"{100 * estimate['mean']:.0f}"
     return f"{100 * estimate['mean']:.0f} ({100 * estimate['low']:.0f}-{100 * estimate['high']:.0f})"
 
 
@@ -51,23 +54,43 @@ class Figures:
             cell for cell in record["cells"]
             if (cell["mode"] == mode or cell["arm"] == "full" and cell["mode"] == full_mode(mode))
             and keys.get("tokens") in (None, str(cell["tokens"]))
-            and keys.get("task") in (None, cell["task"])
+            and ("task" not in keys or cell["task"] in keys["task"].split(","))
         ]
         asked = {cell["task"] for cell in chosen if cell["mode"] == mode and cell["arm"] != "full"}
         self.cells = [cell for cell in chosen if cell["task"] in asked]
         if not self.cells:
             sys.exit(f"{path} has nothing of {keys}")
         self.tasks = list(dict.fromkeys(cell["task"] for cell in self.cells))
-        self.arms = arms_of(self.cells)
         self.budgets = sorted({cell["budget"] for cell in self.cells if cell["budget"] > 0})
         self.by_key = {(c["task"], c["arm"], c["budget"]): c for c in self.cells}
+        self.arms = [arm for arm in arms_of(self.cells)
+                     if any(self.cell(task, arm, budget) for task in self.tasks for budget in self.budgets)]
+
+    def asked(self, task, budget):
+        """How many questions streaming was asked."""
+        cell = self.by_key.get((task, "streaming", budget))
+        return cell["trials"] if cell else 0
 
     def cell(self, task, arm, budget):
-        return self.by_key.get((task, arm, 0 if arm == "full" else budget))
+        if arm == "full":
+            return self.full(task, budget)
+        cell = self.by_key.get((task, arm, budget))
+        return cell if cell and cell["trials"] == self.asked(task, budget) else None
+
+    def full(self, task, budget):
+        """On the questions that streaming was asked: others tell their share of its score."""
+        cell = self.by_key.get((task, "full", 0))
+        if cell is None or cell["trials"] == self.asked(task, budget):
+            return cell
+        for arm in dict.fromkeys(key[1] for key in self.by_key if key[1] != "full"):
+            other = self.cell(task, arm, budget)
+            if other and other["of_full"] and other["of_full"]["mean"] > 0:
+                return {"score": {"mean": other["score"]["mean"] / other["of_full"]["mean"]}}
+        return None
 
     def questions(self, task, budgets):
-        """How many were asked of the bounded caches, "2-5" where not of all alike."""
-        counts = [self.by_key[key]["trials"] for key in self.by_key if key[0] == task and key[2] in budgets]
+        """How many were asked of each cache, "2-5" where not the same at all budgets."""
+        counts = [self.asked(task, budget) for budget in budgets]
         return "-".join(str(count) for count in sorted({min(counts), max(counts)}))
 
     def mean(self, arm, budget):
@@ -115,7 +138,7 @@ def text_figures(figures, budget):
         rows.append([arm] + [f"{c['score']['mean']:.3f}" for c in cells]
                     + [f"{mean('kl'):.4f}", f"{100 * mean('top1'):.1f} %", f"{cells[0]['step_ms']:.1f}"])
     yield from table(header, rows)
-    tokens = ", ".join(f"{figures.cell(task, 'full', 0)['tokens']:,}" for task in figures.tasks)
+    tokens = ", ".join(f"{figures.cell(task, 'full', budget)['tokens']:,}" for task in figures.tasks)
     yield f"\nPerplexity at {budget} rows over {tokens} tokens; KL divergence from the full cache in nats a token."
 
 

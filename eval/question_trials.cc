@@ -130,16 +130,14 @@ class Questions {
   CacheConfig onlooker() const {
     int window = 64;
     for (const Contender& arm : arms_) window = std::max(window, arm.cache.window);
-    CacheConfig cache{.window = window, .queries = QuerySource::kAttention};
-    cache.budget = std::max({512, window + 8, llama_model_n_swa(harness_.model()) + cache.n_sink});
+    CacheConfig cache = harness_.keeping(std::max(512, window + 8));
+    cache.window = window;
     return cache;
   }
 
   void run_whole() {
     std::vector<Contender> arms = arms_;
-    CacheConfig everything = onlooker();
-    everything.budget = total_tokens();
-    arms.push_back({std::string(kControl), everything});
+    arms.push_back({std::string(kControl), harness_.keeping(total_tokens())});
     if (!misses_any("whole", arms)) return;
     Lane lane(harness_.model(), harness_.shape(total_tokens() + 512), onlooker());
     lane.evaluate(text_);

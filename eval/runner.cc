@@ -38,6 +38,12 @@ LaneShape Harness::shape(int tokens, int micro_batch) const {
           .cancelled = callbacks_.cancelled};
 }
 
+CacheConfig Harness::keeping(int tokens) const {
+  CacheConfig cache{.queries = QuerySource::kAttention};
+  cache.budget = std::max(tokens, llama_model_n_swa(model_) + cache.n_sink);  // the least it takes
+  return cache;
+}
+
 Trial Harness::trial_of(const TrialKey& key, const Lane& lane) const {
   Trial trial;
   trial.key = key;

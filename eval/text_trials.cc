@@ -54,8 +54,7 @@ std::vector<Runner> runners(const Harness& harness, int number) {
   };
   consider(kFull, 0, all, std::nullopt);
   const int controlled = std::min(kControlled, all);
-  consider(kControl, 0, controlled,
-           CacheConfig{.budget = controlled * kStretch + 1, .queries = QuerySource::kAttention});
+  consider(kControl, 0, controlled, harness.keeping(controlled * kStretch + 1));
   for (const Contender& c : contenders(harness.plan())) {
     CacheConfig cache = c.cache;
     cache.seed = static_cast<std::uint64_t>(number);
