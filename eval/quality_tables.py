@@ -120,7 +120,7 @@ def scores_by_task(figures, budget):
     rows = []
     for arm in figures.arms:
         cells = [figures.cell(task, arm, budget) for task in figures.tasks]
-        if any(cells):
+        if 2 * sum(map(bool, cells)) >= len(cells):
             rows.append([arm] + [percent(c["score"]) if c else "-" for c in cells] + [figures.mean(arm, budget)])
     yield from table(["cache"] + figures.tasks + ["mean"], rows)
     counts = ", ".join(figures.questions(task, [budget]) for task in figures.tasks)

@@ -38,7 +38,7 @@ const std::vector<Profile>& profiles() {
        .recent_percent = 25},
       {.name = "chat",
        .why = "keeps names, numbers and facts for questions that come later",
-       .cache = {.window = 8, .pool = 31, .queries = QuerySource::kAttention},
+       .cache = {.window = 8, .pool = 21, .queries = QuerySource::kAttention},
        .recent_percent = 25,
        .guide_text = "\n\nQuestion: What are the names, numbers, codes, keys, values and other "
                      "facts that the text wants me to remember?\nAnswer: The"},
