@@ -6,7 +6,7 @@ MINUTES := 5
 FIGURES := docs/data/performance
 SOURCE_DIRS := include src integrations apps eval tests bench examples python
 
-.PHONY: help setup configure build demo model test test-soak test-reference bench eval eval-full \
+.PHONY: help setup configure build demo model test test-soak test-reference bench eval eval-full eval-gemma \
   format tidy clean
 
 help: ## list these targets
@@ -72,6 +72,10 @@ eval: build ## measure what is remembered, a small version (15 minutes): build/e
 eval-full: build ## the published one: docs/quality.md (hours; goes on where it ended)
 	@eval/publish "$$(scripts/setup model)" docs/data/quality/smollm2 \
 	  whole stream guided short text long openvino -- -t "$$(nproc)"
+	@python3 eval/quality_tables.py docs/quality.md
+
+eval-gemma: build ## the same for Gemma 3 270M, which is fetched for it
+	@eval/publish "$$(scripts/setup gemma)" docs/data/quality/gemma gemma -- -t "$$(nproc)"
 	@python3 eval/quality_tables.py docs/quality.md
 
 format: ## format the sources in place
