@@ -110,7 +110,7 @@ def scores_by_budget(figures):
         cell = figures.cell(figures.tasks[0], arm, budget)
         return percent(cell["score"]) if cell else "-"
     rows = [[arm] + [entry(arm, budget) for budget in figures.budgets] for arm in figures.arms]
-    yield from table(header, rows)
+    yield from table(header, [row for row in rows if set(row[1:]) != {"-"}])
     counts = ", ".join(figures.questions(task, figures.budgets) for task in figures.tasks)
     what = figures.tasks[0] if one else f"mean over {len(figures.tasks)} tasks ({', '.join(figures.tasks)})"
     yield f"\nPer cent; {what}; questions: {counts}."

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <string>
 
 namespace morphkv::server {
 namespace {
@@ -52,7 +54,7 @@ void address(socket_t socket, NameOf name_of, std::string& ip, int& port) {
     return;
   }
   ip = host.data();
-  port = std::atoi(service.data());
+  std::from_chars(service.data(), service.data() + std::strlen(service.data()), port);
 }
 
 // A request on its way in and its answer on its way out.
