@@ -71,7 +71,7 @@ eval: build ## measure what is remembered, a small version (15 minutes): build/e
 
 eval-full: build ## the published one: docs/quality.md (hours; goes on where it ended)
 	@eval/publish "$$(scripts/setup model)" docs/data/quality/smollm2 \
-	  whole stream guided short text long openvino -- -t "$$(nproc)"
+	  whole stream guided short far text long openvino -- -t "$$(nproc)"
 	@python3 eval/quality_tables.py docs/quality.md
 
 eval-gemma: build ## the same for Gemma 3 270M, which is fetched for it

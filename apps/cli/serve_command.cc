@@ -1,5 +1,9 @@
 #include "serve_command.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -145,7 +149,22 @@ ServeCommand::ServeCommand(CLI::App& app)
 
 ServeCommand::~ServeCommand() = default;
 
+namespace {
+
+// glibc gives each of many threads a heap of its own, and every one grows to the largest request
+// that it ever had; and after the first large block it takes the next ones from a heap too, which
+// does not shrink.
+void keep_heaps_small() {
+#ifdef __GLIBC__
+  mallopt(M_ARENA_MAX, 2);
+  mallopt(M_MMAP_THRESHOLD, 128 << 10);
+#endif
+}
+
+}  // namespace
+
 int ServeCommand::run() {
+  keep_heaps_small();
   ServeOptions& o = *options_;
   EngineLog log;
   log.verbose = o.verbose;

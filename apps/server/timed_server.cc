@@ -114,7 +114,7 @@ class TimedStream : public httplib::Stream {
   socket_t socket_;
   Clock::time_point deadline_;
   milliseconds write_timeout_;
-  std::array<char, 16384> buffer_{};
+  std::array<char, 4096> buffer_{};
   std::size_t begin_ = 0;  // of what was received and not read yet
   std::size_t end_ = 0;
 };
