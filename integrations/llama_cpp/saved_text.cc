@@ -48,6 +48,22 @@ struct Saved {
   std::size_t rows() const { return cells.size(); }
 };
 
+// Each list of fields serves both directions.
+template <typename Archive, typename Head>
+void head_fields(Archive& archive, Head& head) {
+  archive.list(head.slots);
+  archive.list(head.positions);
+  archive.list(head.memory);
+}
+
+template <typename Archive, typename State>
+void engine_fields(Archive& archive, State& engine) {
+  archive.value(engine.sequences);
+  archive.value(engine.sequence);
+  archive.value(engine.swa_bytes);
+  archive.list(engine.bytes);
+}
+
 void write(Writer& out, const Saved& s) {
   out.list(s.model);
   out.list(s.tokens);
@@ -58,16 +74,9 @@ void write(Writer& out, const Saved& s) {
   for (const SavedLayer& layer : s.layers) {
     out.value(layer.index);
     out.value(static_cast<std::uint64_t>(layer.heads.size()));
-    for (const SavedHead& head : layer.heads) {
-      out.list(head.slots);
-      out.list(head.positions);
-      out.list(head.memory);
-    }
+    for (const SavedHead& head : layer.heads) head_fields(out, head);
   }
-  out.value(s.engine.sequences);
-  out.value(s.engine.sequence);
-  out.value(s.engine.swa_bytes);
-  out.list(s.engine.bytes);
+  engine_fields(out, s.engine);
 }
 
 void check_config(const CacheConfig& config, int most_budget) {
@@ -131,17 +140,9 @@ Saved read(Reader& in, int most_budget) {
     std::uint64_t heads = 0;
     in.value(layer.index);
     in.value(heads);
-    for (std::uint64_t h = 0; h < heads; ++h) {
-      SavedHead& head = layer.heads.emplace_back();
-      in.list(head.slots);
-      in.list(head.positions);
-      in.list(head.memory);
-    }
+    for (std::uint64_t h = 0; h < heads; ++h) head_fields(in, layer.heads.emplace_back());
   }
-  in.value(s.engine.sequences);
-  in.value(s.engine.sequence);
-  in.value(s.engine.swa_bytes);
-  in.list(s.engine.bytes);
+  engine_fields(in, s.engine);
   require(in.at_end(), "it has bytes that belong to nothing");
   require(!s.engine.bytes.empty(), "it has no rows of the engine");
   require(s.engine.sequence >= 0 && s.engine.sequence < s.engine.sequences &&
