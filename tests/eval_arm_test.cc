@@ -1,11 +1,10 @@
-#include "arm.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
 #include <stdexcept>
 #include <string>
 
+#include "arm.h"
 #include "morphkv/policy.h"
 
 namespace morphkv::eval {
@@ -21,8 +20,8 @@ std::string refusal(const std::string& specification, int budget = 512) {
 }
 
 TEST(Arm, IsAPolicyWithSettings) {
-  const Arm arm = parse_arm(
-      "morphkv queries=keys window=32 pool=7 fuse=max sinks=2 recent=40 guide=general");
+  const Arm arm =
+      parse_arm("morphkv queries=keys window=32 pool=7 fuse=max sinks=2 recent=40 guide=general");
   EXPECT_EQ(arm.name,
             "morphkv queries=keys window=32 pool=7 fuse=max sinks=2 recent=40 guide=general");
   const CacheConfig cache = with_budget(arm, 128);

@@ -1,11 +1,10 @@
-#include "judge.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "judge.h"
 #include "morphkv/llama_cpp/evictor.h"
 
 namespace morphkv::eval {
@@ -62,7 +61,8 @@ TEST(Judge, AChoiceIsRightWhenItBeatsTheOtherChoicesWhateverElseIsLikelier) {
   const std::vector<float> row = {9.0f, 1.0f, 2.0f, 2.0f};
   EXPECT_EQ((Script{{row}}).judge({.question = {}, .parts = {{2}}, .choices = {1, 2}}).score, 1.0);
   EXPECT_EQ((Script{{row}}).judge({.question = {}, .parts = {{1}}, .choices = {1, 2}}).score, 0.0);
-  EXPECT_EQ((Script{{row}}).judge({.question = {}, .parts = {{2}}, .choices = {2, 3}}).score, 0.0);  // a tie
+  EXPECT_EQ((Script{{row}}).judge({.question = {}, .parts = {{2}}, .choices = {2, 3}}).score,
+            0.0);  // a tie
 }
 
 }  // namespace

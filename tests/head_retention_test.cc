@@ -143,8 +143,8 @@ TEST(HeadRetention, RefusesAMemoryOfOtherRowsAndStaysAsItWas) {
   }
 }
 
-// Whatever the ring adds up over the steps, it must not drift away from the rule: keys that grow and
-// shrink by a factor of 8 make its references stale again and again.
+// Whatever the ring adds up over the steps, it must not drift away from the rule: keys that grow
+// and shrink by a factor of 8 make its references stale again and again.
 TEST(HeadRetention, FollowsTheRuleForAHundredThousandSteps) {
   constexpr int kTokens = 100'000;
   const CacheConfig config{.budget = 16, .n_sink = 2, .window = 4};

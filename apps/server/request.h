@@ -52,8 +52,8 @@ class RequestReader {
   // The model, for its vocabulary, must outlive the reader.
   RequestReader(const llama_model* model, Render render, RequestDefaults defaults);
 
-  // Bodies of /v1/chat/completions and /v1/completions. Throw BadRequest, and llama_cpp::TooLong for
-  // a text whose bytes alone say that it has more tokens than the model was trained for.
+  // Bodies of /v1/chat/completions and /v1/completions. Throw BadRequest, and llama_cpp::TooLong
+  // for a text whose bytes alone say that it has more tokens than the model was trained for.
   ParsedRequest chat(std::string_view body) const;
   ParsedRequest completion(std::string_view body) const;
   // Bodies of /tokenize and /detokenize; returns the JSON of the answer. Throw BadRequest.

@@ -23,10 +23,10 @@ struct PolicyTraits {
   bool every_query = false;    // all queries of a call count, not only those of the last window;
                                // a host that cannot show them all shows the last ones
   bool evicts_per_token =
-      false;             // true: one eviction per token; false: all of a call leave at its end
-  bool pools = false;    // scores mean importance, so neighbours lend theirs (config.pool) whenever
-                         // they are asked for; a policy may also pool on its own
-  bool guided = false;   // rows can be scored by a guide (HeadPolicy::score_by_guide)
+      false;            // true: one eviction per token; false: all of a call leave at its end
+  bool pools = false;   // scores mean importance, so neighbours lend theirs (config.pool) whenever
+                        // they are asked for; a policy may also pool on its own
+  bool guided = false;  // rows can be scored by a guide (HeadPolicy::score_by_guide)
   bool beside_guides = false;  // its own score counts as one guide more when guides have asked
   bool by_slot = false;  // score() writes scores[slot]: one victim is then found without the order
                          // of the ranks
