@@ -58,7 +58,7 @@ TrialKey key_of(const Task& task, std::string_view arm, int budget, int number) 
 // Without `cache`: llama.cpp as it is.
 Trial go_on(Harness& harness, const TrialKey& key, const Continuation& from,
             const std::optional<CacheConfig>& cache) {
-  const auto prompt = tokens_of(harness.model(), from.prompt, true);
+  const auto prompt = llama_cpp::tokenize(harness.model(), from.prompt, false);
   const int tokens = static_cast<int>(prompt.size());
   Lane lane(harness.model(), harness.shape(cache ? tokens : tokens + from.tokens, 256), cache);
   lane.evaluate(prompt);
@@ -100,7 +100,8 @@ void run_continuation(Harness& harness, const Task& task, int number) {
   if (!harness.has(full)) harness.add(go_on(harness, full, from, std::nullopt));
   const TrialKey control = key_of(task, kControl, 0, number);
   if (!harness.has(control)) {
-    const auto prompt = static_cast<int>(tokens_of(harness.model(), from.prompt, true).size());
+    const auto prompt =
+        static_cast<int>(llama_cpp::tokenize(harness.model(), from.prompt, false).size());
     const Trial trial = go_on(harness, control, from, harness.keeping(prompt + from.tokens));
     require_equal(trial, harness.find(full));
     harness.add(trial);

@@ -30,24 +30,14 @@ double divergence(std::span<const float> p_logits, const Odds& p, std::span<cons
   return std::max(0.0, sum);
 }
 
-std::vector<llama_token> tokens_of(const llama_model* model, std::string_view text, bool start) {
-  std::vector<llama_token> tokens = llama_cpp::tokenize(model, text, false);
-  const llama_vocab* vocab = llama_model_get_vocab(model);
-  if (!start && llama_vocab_get_add_bos(vocab) && !tokens.empty() &&
-      tokens.front() == llama_vocab_bos(vocab)) {
-    tokens.erase(tokens.begin());
-  }
-  return tokens;
-}
-
 AskedTokens tokens_of(const llama_model* model, const Question& question) {
   AskedTokens asked;
-  asked.question = tokens_of(model, question.text, false);
+  asked.question = llama_cpp::tokenize_continuation(model, question.text);
   for (const std::string& part : question.answer) {
-    asked.parts.push_back(tokens_of(model, part, false));
+    asked.parts.push_back(llama_cpp::tokenize_continuation(model, part));
   }
   for (const std::string& choice : question.choices) {
-    asked.choices.push_back(tokens_of(model, choice, false).front());
+    asked.choices.push_back(llama_cpp::tokenize_continuation(model, choice).front());
   }
   return asked;
 }

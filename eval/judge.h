@@ -32,8 +32,6 @@ struct AskedTokens {
   std::vector<llama_token> choices;             // their first tokens
 };
 AskedTokens tokens_of(const llama_model* model, const Question& question);
-// As tokenize(), without the start token unless `start`.
-std::vector<llama_token> tokens_of(const llama_model* model, std::string_view text, bool start);
 
 struct Judgement {
   double score = 0.0;

@@ -12,6 +12,7 @@
 
 #include "harness.h"
 #include "judge.h"
+#include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/profile.h"
 
@@ -35,11 +36,11 @@ class Questions {
       : harness_(harness), task_(task), number_(number), arms_(contenders(harness.plan())) {
     const llama_model* model = harness.model();
     const CountTokens count = [&](std::string_view text) {
-      return tokens_of(model, text, false).size();
+      return llama_cpp::tokenize_continuation(model, text).size();
     };
     document_ = task.document(static_cast<std::uint64_t>(number), harness.plan().tokens, count);
-    text_ = tokens_of(model, document_.text, true);
-    general_guide_ = tokens_of(model, find_profile("chat").guide_text, false);
+    text_ = llama_cpp::tokenize(model, document_.text, false);
+    general_guide_ = llama_cpp::tokenize_continuation(model, find_profile("chat").guide_text);
     for (const Question& question : document_.questions) {
       asked_.push_back(tokens_of(model, question));
       std::size_t tokens = asked_.back().question.size();

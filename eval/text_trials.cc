@@ -7,6 +7,7 @@
 
 #include "harness.h"
 #include "judge.h"
+#include "morphkv/llama_cpp/model_file.h"
 
 namespace morphkv::eval {
 namespace {
@@ -96,7 +97,7 @@ void run_text(Harness& harness, int number) {
   std::vector<Runner> lanes = runners(harness, number);
   if (lanes.empty()) return;
   const TextFile& file = harness.plan().texts[static_cast<std::size_t>(number)];
-  const std::vector<llama_token> tokens = tokens_of(harness.model(), file.text, true);
+  const std::vector<llama_token> tokens = llama_cpp::tokenize(harness.model(), file.text, false);
   const int needed = stretches(harness.plan()) * kStretch + 1;
   if (std::ssize(tokens) < needed) {
     throw std::invalid_argument("text '" + file.name + "' has " + std::to_string(tokens.size()) +

@@ -3,6 +3,7 @@
 #include <ggml-backend.h>
 #include <gguf.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <random>
@@ -38,16 +39,45 @@ class Metadata {
   std::string prefix_;
 };
 
-void describe_vocabulary(gguf_context* gguf, const TinyModel& model) {
-  std::vector<std::string> names(static_cast<std::size_t>(model.n_vocab));
-  std::vector<const char*> pointers(names.size());
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    names[i] = std::to_string(i);
-    pointers[i] = names[i].c_str();
+int size_of_vocabulary(const TinyModel& model) {
+  return model.pieces.empty() ? model.n_vocab : kFirstPiece + static_cast<int>(model.pieces.size());
+}
+
+std::vector<std::string> token_names(const TinyModel& model) {
+  std::vector<std::string> names;
+  if (model.pieces.empty()) {
+    for (int i = 0; i < model.n_vocab; ++i) names.push_back(std::to_string(i));
+    return names;
   }
+  names = {"<unk>", "<s>", "</s>"};
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  for (std::size_t byte = 0; byte < 256; ++byte) {
+    names.push_back(std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + '>');
+  }
+  names.insert(names.end(), model.pieces.begin(), model.pieces.end());
+  return names;
+}
+
+std::vector<std::int32_t> token_types(std::size_t tokens) {
+  std::vector<std::int32_t> types(tokens, LLAMA_TOKEN_TYPE_NORMAL);
+  std::fill_n(types.begin(), kFirstPiece, LLAMA_TOKEN_TYPE_BYTE);
+  types[0] = LLAMA_TOKEN_TYPE_UNKNOWN;
+  types[1] = types[2] = LLAMA_TOKEN_TYPE_CONTROL;
+  return types;
+}
+
+void describe_vocabulary(gguf_context* gguf, const TinyModel& model) {
+  const std::vector<std::string> names = token_names(model);
+  std::vector<const char*> pointers;
+  for (const std::string& name : names) pointers.push_back(name.c_str());
   const std::vector<float> scores(names.size(), 0.0f);
-  gguf_set_val_str(gguf, "tokenizer.ggml.model", "test");
+  gguf_set_val_str(gguf, "tokenizer.ggml.model", model.pieces.empty() ? "test" : "llama");
   gguf_set_arr_str(gguf, "tokenizer.ggml.tokens", pointers.data(), pointers.size());
+  if (!model.pieces.empty()) {
+    const auto types = token_types(names.size());
+    gguf_set_arr_data(gguf, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(),
+                      types.size());
+  }
   gguf_set_arr_data(gguf, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores.data(), scores.size());
   if (model.eos >= 0) {
     gguf_set_val_u32(gguf, "tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(model.eos));
@@ -79,7 +109,7 @@ GgufPtr describe(const TinyModel& model) {
   const int n_embd = model.n_head * model.head_dim;
   gguf_set_val_str(gguf.get(), "general.architecture", model.architecture.c_str());
   Metadata meta(gguf.get(), model.architecture + ".");
-  meta.number("vocab_size", model.n_vocab);
+  meta.number("vocab_size", size_of_vocabulary(model));
   meta.number("context_length", model.trained_length);
   meta.number("embedding_length", n_embd);
   meta.number("block_count", model.n_layer);

@@ -1,14 +1,17 @@
 // Tiny models with random weights, made in memory: they stand for architectures of which no small
 // trained model is at hand. Their vocabulary is llama.cpp's test tokenizer, which cuts text into
-// pieces of five bytes; a token's text is its number in hexadecimal.
+// pieces of five bytes, and a token's text is its number in hexadecimal; or SentencePiece.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "morphkv/llama_cpp/llama_ptr.h"
 
 namespace morphkv::test {
+
+inline constexpr int kFirstPiece = 3 + 256;  // <unk>, <s>, </s> and the bytes
 
 struct TinyModel {
   // A name of llama.cpp's, as in a GGUF file: llama, gemma2, gemma3, bloom, mamba, lfm2, deepseek2,
@@ -26,7 +29,10 @@ struct TinyModel {
   int bos = -1;            // token that begins a text; -1 = none
   bool add_bos = false;    // whether the tokenizer is to begin each text with it
   std::string chat_template = {};  // Jinja; empty = none
-  bool mla = false;                // deepseek2: one latent head instead of heads of keys and values
+  // Behind kFirstPiece tokens that SentencePiece always has, in place of n_vocab; empty = the test
+  // tokenizer. "\u2581" is a space.
+  std::vector<std::string> pieces = {};
+  bool mla = false;  // deepseek2: one latent head instead of heads of keys and values
   std::uint32_t seed = 1;
 };
 

@@ -143,7 +143,7 @@ class Conversation {
     turn.max_tokens = options_.max_tokens;
     turn.allow_past_training = options_.allow_past_training;
     if (!options_.cache.guide_text.empty()) {
-      turn.guides.push_back(tokenize(model_, options_.cache.guide_text, false, false));
+      turn.guides.push_back(tokenize_continuation(model_, options_.cache.guide_text));
       turn.end_guides_too = true;
     }
     return turn;

@@ -162,7 +162,7 @@ Plan plan_of(const EvalOptions& o) {
 // The questions as JSON lines. Lengths are counted in tokens of the model.
 void export_questions(const llama_model* model, const Plan& plan, const std::string& path) {
   const CountTokens count = [&](std::string_view text) {
-    return tokens_of(model, text, false).size();
+    return llama_cpp::tokenize_continuation(model, text).size();
   };
   std::string lines;
   for (int number = plan.first_document; number < plan.first_document + plan.documents; ++number) {

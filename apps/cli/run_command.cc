@@ -325,7 +325,7 @@ PreparedPrompt prepare(const CLI::App& command, RunOptions& o) {
   if (prompt.session) {
     std::string text = gather_prompt(o.file, o.prompt);
     if (o.chat) text = ChatTemplate(model).next_turn(text);
-    prompt.tokens = tokenize(model, text, o.chat, false);
+    prompt.tokens = tokenize_continuation(model, text, o.chat);
   } else if (o.chat) {
     const std::vector<ChatMessage> messages = gather_messages(o);
     const bool has_system = messages.front().role == "system";
@@ -350,7 +350,7 @@ PreparedPrompt prepare(const CLI::App& command, RunOptions& o) {
   }
   for (const std::string& text : guide_texts) {
     // A guide is read in the middle of a text.
-    prompt.guides.push_back(tokenize(model, text, false, false));
+    prompt.guides.push_back(tokenize_continuation(model, text));
   }
   check_prompt(prompt.view(), o.session, trained_length(model),
                prompt.session ? prompt.session->tokens.size() : 0);

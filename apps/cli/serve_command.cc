@@ -109,7 +109,7 @@ void settle(ServeOptions& o) {
 void check_defaults(const llama_model* model, const Slots& slots, const ServeOptions& o) {
   Turn turn;
   if (!o.cache.guide_text.empty()) {
-    turn.guides.push_back(tokenize(model, o.cache.guide_text, false, false));
+    turn.guides.push_back(tokenize_continuation(model, o.cache.guide_text));
   }
   turn.prompt = {0};
   turn.cache = o.cache.cache;

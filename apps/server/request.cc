@@ -195,7 +195,7 @@ std::vector<ChatMessage> read_messages(const Fields& fields) {
 
 void add_guide(const llama_model* model, const std::string& text, llama_cpp::Turn& turn) {
   // A guide is read in the middle of a text.
-  turn.guides.push_back(llama_cpp::tokenize(model, text, false, false));
+  turn.guides.push_back(llama_cpp::tokenize_continuation(model, text));
   turn.end_guides_too = true;
 }
 

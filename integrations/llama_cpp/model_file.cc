@@ -102,14 +102,14 @@ int trained_length(const llama_model* model) {
   return architecture_number(model, "context_length");
 }
 
-std::vector<llama_token> tokenize(const llama_model* model, std::string_view text,
-                                  bool parse_special, bool begins) {
-  const llama_vocab* vocab = llama_model_get_vocab(model);
+namespace {
+
+std::vector<llama_token> tokens_of(const llama_vocab* vocab, std::string_view text,
+                                   bool add_special, bool parse_special) {
   std::vector<llama_token> tokens(text.size() + 8);
   const auto call = [&] {
     return llama_tokenize(vocab, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
-                          static_cast<std::int32_t>(tokens.size()), /*add_special=*/begins,
-                          parse_special);
+                          static_cast<std::int32_t>(tokens.size()), add_special, parse_special);
   };
   int n = call();
   if (n < 0) {
@@ -118,6 +118,28 @@ std::vector<llama_token> tokenize(const llama_model* model, std::string_view tex
   }
   tokens.resize(static_cast<std::size_t>(std::max(n, 0)));
   return tokens;
+}
+
+}  // namespace
+
+std::vector<llama_token> tokenize(const llama_model* model, std::string_view text,
+                                  bool parse_special) {
+  return tokens_of(llama_model_get_vocab(model), text, true, parse_special);
+}
+
+std::vector<llama_token> tokenize_continuation(const llama_model* model, std::string_view text,
+                                               bool parse_special) {
+  const llama_vocab* vocab = llama_model_get_vocab(model);
+  if (!text.empty() && llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_SPM) {
+    // SentencePiece puts a space before what it is given; not so behind a line end, which is then
+    // taken off.
+    const auto line_end = tokens_of(vocab, "\n", false, parse_special);
+    const auto whole = tokens_of(vocab, "\n" + std::string(text), false, parse_special);
+    const auto [end, rest] =
+        std::mismatch(line_end.begin(), line_end.end(), whole.begin(), whole.end());
+    if (end == line_end.end()) return {rest, whole.end()};
+  }
+  return tokens_of(vocab, text, false, parse_special);
 }
 
 std::string token_text(const llama_model* model, llama_token token, bool special) {

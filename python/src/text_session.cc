@@ -12,7 +12,6 @@ using namespace llama_cpp;  // NOLINT: the whole file is about its types
 
 TextSession::TextSession(ModelPtr model, const TextSessionOptions& options)
     : model_(std::move(model)),
-      vocab_(llama_model_get_vocab(model_.get())),
       options_(options),
       cache_(options.cache),
       slots_(model_.get(), {.slots = 1,
@@ -21,21 +20,6 @@ TextSession::TextSession(ModelPtr model, const TextSessionOptions& options)
                             .threads = options.threads,
                             .type_k = options.type_k,
                             .type_v = options.type_v}) {}
-
-// Tokens of a text that follows another one: without a start token.
-TextSession::Tokens TextSession::tokenize_behind(std::string_view text) const {
-  const auto plain = [&](std::string_view t) { return tokenize(model_.get(), t, false, false); };
-  if (llama_vocab_type(vocab_) == LLAMA_VOCAB_TYPE_SPM) {
-    // It would put a space before the text; behind a line end, which is then taken off, it does
-    // not.
-    const Tokens line_end = plain("\n");
-    const Tokens whole = plain("\n" + std::string(text));
-    const auto [end, rest] =
-        std::mismatch(line_end.begin(), line_end.end(), whole.begin(), whole.end());
-    if (end == line_end.end()) return {rest, whole.end()};
-  }
-  return plain(text);
-}
 
 // All that was read and generated.
 TextSession::Tokens TextSession::said() const {
@@ -60,7 +44,7 @@ void TextSession::begin(const std::string& text, const TextTurn& turn) {
   if (prompt.empty()) {
     prompt = tokenize(model_.get(), text, false);
   } else if (!text.empty()) {
-    const Tokens more = tokenize_behind(text);
+    const Tokens more = tokenize_continuation(model_.get(), text);
     prompt.insert(prompt.end(), more.begin(), more.end());
   }
   begin(std::move(prompt), 0, turn);
@@ -88,9 +72,10 @@ void TextSession::begin(Tokens prompt, std::size_t question, const TextTurn& t) 
             .ignore_eos = t.ignore_eos,
             .allow_past_training = options_.allow_past_training,
             .strict = t.strict};
-  for (const std::string& guide : t.guides) turn.guides.push_back(tokenize_behind(guide));
+  for (const std::string& guide : t.guides)
+    turn.guides.push_back(tokenize_continuation(model_.get(), guide));
   if (turn.guides.empty() && !options_.guide_text.empty() && t.prefill == Prefill::kGuided) {
-    turn.guides.push_back(tokenize_behind(options_.guide_text));
+    turn.guides.push_back(tokenize_continuation(model_.get(), options_.guide_text));
     turn.end_guides_too = true;
   }
   slots_.begin(0, std::move(turn),

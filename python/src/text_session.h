@@ -79,14 +79,12 @@ class TextSession {
  private:
   using Tokens = std::vector<llama_token>;
 
-  Tokens tokenize_behind(std::string_view text) const;
   Tokens said() const;
   void begin(Tokens prompt, std::size_t question, const TextTurn& turn);
   void finish(llama_cpp::FinishReason reason);
   const llama_cpp::ChatTemplate& chat_template();
 
   llama_cpp::ModelPtr model_;
-  const llama_vocab* vocab_;
   TextSessionOptions options_;
   CacheConfig cache_;  // the rule in force
   llama_cpp::Slots slots_;

@@ -37,10 +37,13 @@ int architecture_number(const llama_model* model, const std::string& name);
 int trained_length(const llama_model* model);
 
 // `text` as tokens, with the model's own start token if it wants one. Special tokens in the text
-// are recognised only if `parse_special`. Text that goes on from other text has no start token:
-// `begins` is false.
+// are recognised only if `parse_special`.
 std::vector<llama_token> tokenize(const llama_model* model, std::string_view text,
-                                  bool parse_special, bool begins = true);
+                                  bool parse_special);
+// Text that goes on from other text: neither a start token nor the space that some tokenizers put
+// before a text.
+std::vector<llama_token> tokenize_continuation(const llama_model* model, std::string_view text,
+                                               bool parse_special = false);
 
 // The bytes of one token, as text to show; special tokens only if `special`. May be part of a UTF-8
 // character.
