@@ -7,6 +7,7 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -76,16 +77,26 @@ EndReason reason_of(llama_cpp::FinishReason reason) {
 class EngineService::Impl {
  public:
   Impl(const llama_model* model, EngineServiceOptions options)
-      : model_(model),
-        options_(std::move(options)),
-        slots_(model, options_.slots),
-        kv_bytes_allocated_(slots_.kv_bytes_allocated()) {
-    running_.resize(static_cast<std::size_t>(slots_.slots()));
-    last_used_.resize(running_.size());
-    published_.resize(running_.size());
-    for (int id = 0; id < slots_.slots(); ++id) published_[static_cast<std::size_t>(id)].id = id;
-    publish();
-    thread_ = std::thread([this] { loop(); });
+      : model_(model), options_(std::move(options)) {
+    std::promise<void> ready;
+    auto made = ready.get_future();
+    // The slots are made by the thread that runs them: as soon as two threads of a process give
+    // work to OpenMP, each with helpers of its own, these hardly wait for one another but sleep.
+    thread_ = std::thread([this, ready = std::move(ready)]() mutable {
+      try {
+        prepare();
+      } catch (...) {
+        return ready.set_exception(std::current_exception());
+      }
+      ready.set_value();
+      loop();
+    });
+    try {
+      made.get();
+    } catch (...) {
+      thread_.join();
+      throw;
+    }
   }
 
   ~Impl() {
@@ -118,11 +129,11 @@ class EngineService::Impl {
   }
   Picture picture(int slot, int most) const;
   void require_idle(int slot) const {
-    if (slots_.stats(slot).busy) {
+    if (slots_->stats(slot).busy) {
       throw SlotBusy("slot " + std::to_string(slot) + " is busy: wait for its answer to end");
     }
   }
-  llama_cpp::Slots& engine() { return slots_; }
+  llama_cpp::Slots& engine() { return *slots_; }
   void publish_now() {
     const std::lock_guard lock(mutex_);
     publish();
@@ -147,6 +158,7 @@ class EngineService::Impl {
  private:
   using JobPtr = std::shared_ptr<Job>;
 
+  void prepare();
   void loop();
   void wait_for_work(std::unique_lock<std::mutex>& lock);
   void do_work(std::unique_lock<std::mutex>& lock);
@@ -163,8 +175,8 @@ class EngineService::Impl {
 
   const llama_model* model_;
   EngineServiceOptions options_;
-  llama_cpp::Slots slots_;  // of the engine's thread
-  const std::size_t kv_bytes_allocated_;
+  std::optional<llama_cpp::Slots> slots_;  // of the engine's thread
+  std::size_t kv_bytes_allocated_ = 0;
   std::vector<JobPtr> running_;               // [slot], of the engine's thread
   std::vector<Clock::time_point> last_used_;  // [slot], of the engine's thread
 
@@ -210,17 +222,17 @@ class JobAnswer : public Answer {
 }  // namespace
 
 std::unique_ptr<Answer> EngineService::Impl::submit(Request request) {
-  slots_.check(request.turn);
-  if (request.slot && (*request.slot < 0 || *request.slot >= slots_.slots())) {
+  slots_->check(request.turn);
+  if (request.slot && (*request.slot < 0 || *request.slot >= slots_->slots())) {
     throw std::invalid_argument("slot " + std::to_string(*request.slot) + " is none of 0 to " +
-                                std::to_string(slots_.slots() - 1));
+                                std::to_string(slots_->slots() - 1));
   }
   auto job = std::make_shared<Job>(std::move(request));
   {
     const std::lock_guard lock(mutex_);
     if (draining_) throw Stopping("the server is stopping");
     // A request that finds an idle slot does not wait.
-    const int idle = slots_.slots() - busy_;
+    const int idle = slots_->slots() - busy_;
     if (static_cast<int>(queue_.size()) >= options_.max_queue + idle) {
       ++counters_.requests_refused;
       throw QueueFull(options_.max_queue, retry_after());
@@ -232,8 +244,18 @@ std::unique_ptr<Answer> EngineService::Impl::submit(Request request) {
 }
 
 int EngineService::Impl::retry_after() const {
-  const double turns = static_cast<double>(queue_.size()) / slots_.slots();
+  const double turns = static_cast<double>(queue_.size()) / slots_->slots();
   return static_cast<int>(std::clamp(turns * seconds_per_request_, 1.0, 60.0));
+}
+
+void EngineService::Impl::prepare() {
+  slots_.emplace(model_, options_.slots);
+  kv_bytes_allocated_ = slots_->kv_bytes_allocated();
+  running_.resize(static_cast<std::size_t>(slots_->slots()));
+  last_used_.resize(running_.size());
+  published_.resize(running_.size());
+  for (int id = 0; id < slots_->slots(); ++id) published_[static_cast<std::size_t>(id)].id = id;
+  publish();
 }
 
 void EngineService::Impl::loop() {
@@ -250,10 +272,10 @@ void EngineService::Impl::loop() {
     }
     lock.unlock();
     const bool reading = std::any_of(running_.begin(), running_.end(), [&](const JobPtr& job) {
-      return job && slots_.stats(job->slot).reading;
+      return job && slots_->stats(job->slot).reading;
     });
     const Clock::time_point start = Clock::now();
-    slots_.step();
+    slots_->step();
     const double seconds = ms_between(start, Clock::now()) / 1000.0;
     lock.lock();
     ++counters_.steps;
@@ -340,10 +362,10 @@ void EngineService::Impl::assign(std::unique_lock<std::mutex>& lock) {
 int EngineService::Impl::slot_for(const Job& job) const {
   int best = -1;
   int best_reused = -1;
-  for (int id = 0; id < slots_.slots(); ++id) {
+  for (int id = 0; id < slots_->slots(); ++id) {
     const auto i = static_cast<std::size_t>(id);
     if (running_[i] || (job.request.slot && *job.request.slot != id)) continue;
-    const int reused = slots_.reusable(id, job.request.turn);
+    const int reused = slots_->reusable(id, job.request.turn);
     const bool older = best < 0 || last_used_[i] < last_used_[static_cast<std::size_t>(best)];
     if (reused > best_reused || (reused == best_reused && older)) {
       best = id;
@@ -359,18 +381,18 @@ void EngineService::Impl::begin(int slot, const JobPtr& job) {
   running_[static_cast<std::size_t>(slot)] = job;
   Job* raw = job.get();
   try {
-    slots_.begin(slot, std::move(job->request.turn),
-                 {.on_token = [this, raw](auto token) { on_token(*raw, std::move(token)); },
-                  .on_end =
-                      [raw](llama_cpp::FinishReason reason) {
-                        if (!raw->ended) raw->ended = reason_of(reason);
-                      },
-                  .on_error =
-                      [raw](const std::string& what) {
-                        raw->ended = EndReason::kError;
-                        raw->error = what;
-                      }});
-    const llama_cpp::SlotStats stats = slots_.stats(slot);
+    slots_->begin(slot, std::move(job->request.turn),
+                  {.on_token = [this, raw](auto token) { on_token(*raw, std::move(token)); },
+                   .on_end =
+                       [raw](llama_cpp::FinishReason reason) {
+                         if (!raw->ended) raw->ended = reason_of(reason);
+                       },
+                   .on_error =
+                       [raw](const std::string& what) {
+                         raw->ended = EndReason::kError;
+                         raw->error = what;
+                       }});
+    const llama_cpp::SlotStats stats = slots_->stats(slot);
     job->evicted_before = stats.rows_evicted;
     counters_.prompt_tokens_reused += stats.reused_tokens;
     job->push(Begun{slot, stats.reused_tokens});
@@ -414,8 +436,8 @@ void EngineService::Impl::end_job(int slot) {
   const Clock::time_point now = Clock::now();
   last_used_[i] = now;
   End end;
-  end.stats = slots_.stats(slot);
-  slots_.end(slot);
+  end.stats = slots_->stats(slot);
+  slots_->end(slot);
   end.stats.busy = false;
   counters_.prompt_tokens_evaluated += end.stats.prompt_read - end.stats.reused_tokens;
   counters_.tokens_generated += job->generated;
@@ -438,7 +460,7 @@ void EngineService::Impl::end_job(int slot) {
 void EngineService::Impl::publish() {
   const Clock::time_point now = Clock::now();
   for (SlotInfo& info : published_) {
-    info.stats = slots_.stats(info.id);
+    info.stats = slots_->stats(info.id);
     const JobPtr& job = running_[static_cast<std::size_t>(info.id)];
     if (job && job->generated > 1) {
       info.tokens_per_second = (job->generated - 1) * 1000.0 / ms_between(job->first_token, now);
@@ -455,7 +477,7 @@ Counters EngineService::Impl::counters() const {
 }
 
 Picture EngineService::Impl::picture(int slot, int most) const {
-  const std::span<const llama_token> seen = slots_.tokens_seen(slot);
+  const std::span<const llama_token> seen = slots_->tokens_seen(slot);
   Picture picture;
   picture.slot = slot;
   picture.tokens_seen = std::ssize(seen);
@@ -464,7 +486,7 @@ Picture EngineService::Impl::picture(int slot, int most) const {
   for (const llama_token token : seen.subspan(static_cast<std::size_t>(picture.first_token))) {
     picture.pieces.push_back(text.push(llama_cpp::token_text(model_, token, true)));
   }
-  for (const llama_cpp::BoundLayer& layer : slots_.snapshot(slot)) {
+  for (const llama_cpp::BoundLayer& layer : slots_->snapshot(slot)) {
     picture.layers.push_back(layer.index);
     picture.heads = static_cast<int>(layer.rows.heads.size());
     auto& heads = picture.held.emplace_back();

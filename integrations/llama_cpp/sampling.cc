@@ -58,21 +58,27 @@ void validate(const SamplingOptions& o) {
   }
 }
 
-Sampler::Sampler(const llama_model* model, const SamplingOptions& options) : model_(model) {
+Sampler::Sampler(const llama_model* model, const SamplingOptions& options) {
   validate(options);
-  const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+  const llama_vocab* vocab = llama_model_get_vocab(model);
+  const int n_vocab = llama_vocab_n_tokens(vocab);
   chain_ = make_chain(options, n_vocab);
   candidates_.resize(static_cast<std::size_t>(n_vocab));
+  for (llama_token token = 0; token < n_vocab; ++token) {
+    if (llama_vocab_is_eog(vocab, token)) ends_.push_back(token);
+  }
 }
 
 llama_token Sampler::choose(std::span<const float> logits, bool ignore_eos) {
-  const llama_vocab* vocab = llama_model_get_vocab(model_);
+  bool numbers = true;
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    const auto token = static_cast<llama_token>(i);
-    if (std::isnan(logits[i])) throw EngineError("the model gave a logit that is no number");
-    candidates_[i] = {token, logits[i], 0.0f};
-    if (ignore_eos && llama_vocab_is_eog(vocab, token)) {
-      candidates_[i].logit = -std::numeric_limits<float>::infinity();
+    numbers &= !std::isnan(logits[i]);
+    candidates_[i] = {static_cast<llama_token>(i), logits[i], 0.0f};
+  }
+  if (!numbers) throw EngineError("the model gave a logit that is no number");
+  if (ignore_eos) {
+    for (const llama_token token : ends_) {
+      candidates_[static_cast<std::size_t>(token)].logit = -std::numeric_limits<float>::infinity();
     }
   }
   llama_token_data_array array{candidates_.data(), candidates_.size(), -1, false};

@@ -41,8 +41,8 @@ class Sampler {
   llama_token choose(std::span<const float> logits, bool ignore_eos);
 
  private:
-  const llama_model* model_;
   SamplerPtr chain_;
+  std::vector<llama_token> ends_;  // tokens that end a text
   std::vector<llama_token_data> candidates_;
 };
 
