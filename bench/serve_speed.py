@@ -90,22 +90,24 @@ class Server:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
                 "stream": True, "stream_options": {"include_usage": True}, "cache_prompt": False}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        text, usage, arrivals, cpu = "", {}, [], 0.0
+        lines, cpu = [], 0.0
         sent = time.monotonic()
         connection.request("POST", "/v1/completions", json.dumps(body),
                            {"Content-Type": "application/json"})
         with contextlib.closing(connection), connection.getresponse() as reply:
             if reply.status != 200:
                 fail(f"{self.name} answers {reply.status}: {reply.read()[:500]}")
-            for line in reply:
-                if not line.startswith(b"data: {"):
-                    continue
-                event = json.loads(line[6:])
-                usage = event.get("usage") or usage
-                if piece := "".join(c.get("text") or "" for c in event.get("choices", [])):
-                    text += piece
-                    arrivals.append(time.monotonic())
+            for line in reply:  # looked at later: the servers want the cores now
+                if line.startswith(b"data: {"):
+                    lines.append((time.monotonic(), line))
                     cpu = cpu or self.cpu_seconds()
+        text, usage, arrivals = "", {}, []
+        for arrival, line in lines:
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            if piece := "".join(c.get("text") or "" for c in event.get("choices", [])):
+                text += piece
+                arrivals.append(arrival)
         self.check(usage, len(prompt), tokens, len(arrivals))
         return Answer(text, usage, sent, arrivals, cpu)
 
