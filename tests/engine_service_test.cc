@@ -66,6 +66,10 @@ bool becomes_idle(const EngineService& engine) {
   return false;
 }
 
+TEST(EngineService, WhyItsSlotsCannotBeMadeReachesItsMaker) {
+  EXPECT_THROW(EngineService(test_model(), options(0)), std::invalid_argument);
+}
+
 TEST(EngineService, AnswersMoreRequestsThanItHasSlotsEachAsAlone) {
   EngineService engine(test_model(), options(2));
   std::vector<std::string> alone;
