@@ -39,10 +39,6 @@ class Metadata {
   std::string prefix_;
 };
 
-int size_of_vocabulary(const TinyModel& model) {
-  return model.pieces.empty() ? model.n_vocab : kFirstPiece + static_cast<int>(model.pieces.size());
-}
-
 std::vector<std::string> token_names(const TinyModel& model) {
   std::vector<std::string> names;
   if (model.pieces.empty()) {
@@ -109,7 +105,7 @@ GgufPtr describe(const TinyModel& model) {
   const int n_embd = model.n_head * model.head_dim;
   gguf_set_val_str(gguf.get(), "general.architecture", model.architecture.c_str());
   Metadata meta(gguf.get(), model.architecture + ".");
-  meta.number("vocab_size", size_of_vocabulary(model));
+  meta.number("vocab_size", static_cast<int>(token_names(model).size()));
   meta.number("context_length", model.trained_length);
   meta.number("embedding_length", n_embd);
   meta.number("block_count", model.n_layer);

@@ -110,8 +110,9 @@ class Evictor {
   // that exclude eviction.
   std::string attach(llama_context_params& params, int call_tokens = 0, int guide_tokens = 0);
 
-  // Finds the tensors by evaluating one token, clears the memory, allocates. Throws Unsupported,
-  // EngineError.
+  // Finds the tensors by evaluating one token, clears the memory, allocates. Best on the thread
+  // that will decode: with OpenMP, a second thread that evaluates slows down both. Throws
+  // Unsupported, EngineError.
   void bind(llama_context* context);
 
   // To be called after llama_decode(), whatever it returned: looks at what the engine now holds,
