@@ -1,12 +1,12 @@
 #include "arm.h"
 
-#include <algorithm>
 #include <charconv>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
+#include <type_traits>
 
 #include "morphkv/policy.h"
-#include "morphkv/profile.h"
 
 namespace morphkv::eval {
 namespace {
@@ -15,69 +15,73 @@ namespace {
   throw std::invalid_argument("arm '" + arm + "': " + why);
 }
 
-int number(const std::string& arm, const std::string& key, std::string_view text) {
+int number(const std::string& arm, std::string_view key, std::string_view text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
-    refuse(arm, key + " '" + std::string(text) + "' is no whole number");
+    refuse(arm, std::string(key) + " '" + std::string(text) + "' is no whole number");
   }
   return value;
 }
 
-// What the policies' papers use, and morphkv what the default profile uses.
-Arm defaults_of(const std::string& policy) {
-  Arm arm;
-  if (policy == default_profile().cache.policy) {
-    arm.cache = default_profile().cache;
-    arm.recent_percent = default_profile().recent_percent;
-    return arm;
-  }
-  arm.cache.policy = policy;
-  arm.cache.queries = QuerySource::kAttention;
+// What the policies' papers use; morphkv has the default profile.
+Profile profile_of(std::string_view policy) {
+  if (policy == kControl || policy == default_profile().cache.policy) return default_profile();
+  Profile profile{.name = policy,
+                  .why = "as its paper has it",
+                  .cache = {.queries = QuerySource::kAttention, .policy = std::string(policy)}};
   if (policy == "snapkv") {
-    arm.cache.window = 32;
-    arm.cache.pool = 7;
+    profile.cache.window = 32;
+    profile.cache.pool = 7;
   }
-  if (policy == "rkv") arm.cache.pool = 7;
-  if (policy == "h2o") arm.recent_percent = 50;
-  return arm;
+  if (policy == "rkv") profile.cache.pool = 7;
+  if (policy == "h2o") profile.recent_percent = 50;
+  return profile;
 }
 
-void set(Arm& arm, const std::string& key, std::string value) {
-  CacheConfig& c = arm.cache;
-  if (key == "queries") {
-    if (value != "attention" && value != "keys") {
-      refuse(arm.name, "queries '" + value + "' is not attention or keys");
+template <typename T>
+void set_field(Arm& arm, const CacheField<T>& field, const std::string& text) {
+  if constexpr (std::is_enum_v<T>) {
+    try {
+      arm.settings.set(field, choice_of<T>(field.flag, text));
+    } catch (const std::invalid_argument& error) {
+      refuse(arm.name, error.what());
     }
-    c.queries = value == "keys" ? QuerySource::kKeys : QuerySource::kAttention;
-  } else if (key == "fuse") {
-    if (value != "mean" && value != "max")
-      refuse(arm.name, "fuse '" + value + "' is not mean or max");
-    c.fusion = value == "max" ? Fusion::kMax : Fusion::kMean;
-  } else if (key == "guide") {
+  } else if constexpr (std::is_same_v<T, int>) {
+    arm.settings.set(field, number(arm.name, field.flag, text));
+  }
+}
+
+// Budget and policy are the plan's and the arm's first word.
+bool is_key(std::string_view flag) { return !flag.empty() && flag != "budget" && flag != "policy"; }
+
+void set(Arm& arm, const std::string& key, std::string value) {
+  if (key == "guide") {
     if (value != "general" && value != "none") {
       refuse(arm.name, "guide '" + value + "' is not general or none");
     }
     arm.general_guide = value == "general";
-  } else if (key == "window") {
-    c.window = number(arm.name, key, value);
-  } else if (key == "pool") {
-    c.pool = number(arm.name, key, value);
-  } else if (key == "sinks") {
-    c.n_sink = number(arm.name, key, value);
-  } else if (key == "recent" && value.ends_with('%')) {
+    return;
+  }
+  if (key == "profile") return arm.settings.use(find_profile(value));
+  if (key == "recent" && value.ends_with('%')) {
     value.pop_back();
-    arm.recent_percent = number(arm.name, key, value);
-    if (arm.recent_percent < 0 || arm.recent_percent > 99) {
+    const int percent = number(arm.name, key, value);
+    if (percent < 0 || percent > 99) {
       refuse(arm.name, "recent " + value + " % is not from 0 to 99 % of the budget");
     }
-  } else if (key == "recent") {
-    c.recent = number(arm.name, key, value);
-    arm.recent_percent = 0;
-  } else {
-    refuse(arm.name,
-           "'" + key + "' is not one of queries, window, pool, fuse, sinks, recent, guide");
+    return arm.settings.set_recent_percent(percent);
   }
+  bool known = false;
+  std::string keys;
+  for_each_cache_field([&](const auto& field) {
+    if (!is_key(field.flag)) return;
+    keys += std::string(field.flag) + ", ";
+    if (field.flag != key) return;
+    known = true;
+    set_field(arm, field, value);
+  });
+  if (!known) refuse(arm.name, "'" + key + "' is not one of " + keys + "guide, profile");
 }
 
 }  // namespace
@@ -89,8 +93,8 @@ Arm parse_arm(const std::string& specification) {
   if (!is_policy_name(word) && word != kControl) {
     refuse(specification, "'" + word + "' is not one of " + policy_names_text());
   }
-  Arm arm = defaults_of(word == kControl ? "morphkv" : word);
-  arm.name = specification;
+  Arm arm{specification, Settings(profile_of(word))};
+  if (word != kControl) arm.settings.set(kPolicyField, word);
   while (words >> word) {
     const auto equals = word.find('=');
     if (equals == std::string::npos) refuse(specification, "'" + word + "' is no key=value");
@@ -100,9 +104,9 @@ Arm parse_arm(const std::string& specification) {
 }
 
 CacheConfig with_budget(const Arm& arm, int budget) {
-  CacheConfig cache = arm.cache;
-  cache.budget = budget;
-  if (arm.recent_percent > 0) cache.recent = recent_rows(arm.recent_percent, cache);
+  Settings settings = arm.settings;
+  settings.set(kBudgetField, budget);
+  CacheConfig cache = settings.cache();
   validate(cache);
   return cache;
 }

@@ -2,26 +2,24 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "morphkv/config.h"
+#include "morphkv/settings.h"
 #include "trial.h"
 
 namespace morphkv::eval {
 
 struct Arm {
-  std::string name;        // the specification
-  CacheConfig cache;       // but for the budget
-  int recent_percent = 0;  // of the budget; 0 = cache.recent
-  bool general_guide =
-      false;  // a document whose question is not known is read with the profile chat's guide
+  std::string name;  // the specification
+  Settings settings;
+  // A document whose question is not known is read with the profile chat's guide.
+  bool general_guide = false;
 };
 
-// "POLICY [key=value ...]": keys queries (attention, keys), window, pool, fuse (mean, max), sinks,
-// guide (general, none),
-// recent (rows, or a share of the budget as in 25%). What is not said is the policy's own default
-// (arm.cc), which for morphkv is that of `morphkv run`. Throws std::invalid_argument.
+// "POLICY [key=value ...]": keys are the flags of `morphkv run` without dashes (queries, window,
+// pool, fuse, sinks, recent in rows or as a share of the budget as in 25%), guide (general, none)
+// and profile, which stands first. What is not said is the policy's own default (arm.cc), which for
+// morphkv is that of `morphkv run`. Throws std::invalid_argument.
 Arm parse_arm(const std::string& specification);
 
 // The rule with that budget. Throws std::invalid_argument like validate().

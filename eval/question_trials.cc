@@ -211,7 +211,7 @@ class Questions {
     std::vector<llama_token> prompt = text_;
     prompt.insert(prompt.end(), asked_[q].question.begin(), asked_[q].question.end());
     llama_cpp::SessionOptions options;
-    options.evictor.cache = seeded(arm.cache);
+    options.cache = seeded(arm.cache);
     options.prefill = llama_cpp::Prefill::kGuided;
     options.threads = harness_.plan().threads;
     llama_cpp::Session session(harness_.model(), options);

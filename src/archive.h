@@ -10,6 +10,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "morphkv/config.h"
+
 namespace morphkv {
 
 static_assert(std::endian::native == std::endian::little, "saved files are little-endian");
@@ -74,23 +76,23 @@ class Reader {
 
 // The fields of a CacheConfig. One list serves both directions.
 template <typename Archive, typename Config>
-void config_fields(Archive& archive, Config& c) {
-  archive.value(c.budget);
-  archive.value(c.n_sink);
-  archive.value(c.window);
-  archive.value(c.recent);
-  archive.value(c.pool);
-  archive.value(c.fusion);
-  archive.value(c.queries);
-  archive.list(c.policy);
-  archive.value(c.seed);
+void config_fields(Archive& archive, Config& config) {
+  for_each_cache_field([&](const auto& field) {
+    auto& value = config.*field.member;
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, std::string>) {
+      archive.list(value);
+    } else {
+      archive.value(value);
+    }
+  });
 }
 
 // What a file is, for its first bytes and for messages.
 struct FileKind {
   char magic[8];
   std::uint32_t version;
-  std::string_view name;  // "morphkv cache file"
+  std::string_view name;     // "morphkv cache file"
+  std::uint32_t oldest = 0;  // version that can still be read; 0 = only this one
 };
 
 inline std::string seal(const FileKind& kind, std::string_view body) {
@@ -104,8 +106,9 @@ inline std::string seal(const FileKind& kind, std::string_view body) {
   return bytes;
 }
 
-// The body. Throws std::invalid_argument that says what is wrong with "it".
-inline std::string_view unseal(const FileKind& kind, std::string_view bytes) {
+// The body, and its version. Throws std::invalid_argument that says what is wrong with "it".
+inline std::string_view unseal(const FileKind& kind, std::string_view bytes,
+                               std::uint32_t* its_version = nullptr) {
   Reader header(bytes);
   char magic[8];
   std::uint32_t version = 0;
@@ -115,10 +118,14 @@ inline std::string_view unseal(const FileKind& kind, std::string_view bytes) {
   if (std::memcmp(magic, kind.magic, sizeof magic) != 0)
     throw std::invalid_argument("it is no " + std::string(kind.name));
   header.value(version);
-  if (version != kind.version) {
+  const std::uint32_t oldest = kind.oldest == 0 ? kind.version : kind.oldest;
+  if (version < oldest || version > kind.version) {
+    const std::string from = oldest == kind.version ? "" : std::to_string(oldest) + " to ";
     throw std::invalid_argument("its version is " + std::to_string(version) +
-                                ", this program reads version " + std::to_string(kind.version));
+                                ", this program reads version " + from +
+                                std::to_string(kind.version));
   }
+  if (its_version != nullptr) *its_version = version;
   header.value(size);
   header.value(sum);
   const std::string_view body = bytes.substr(bytes.size() - header.left());

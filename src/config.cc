@@ -50,27 +50,13 @@ void validate(const CacheConfig& c) {
 
 std::string differences(const CacheConfig& other, const CacheConfig& here) {
   std::string text;
-  const auto compare = [&](const char* name, const auto& a, const auto& b) {
+  for_each_cache_field([&](const auto& field) {
+    const auto& a = other.*field.member;
+    const auto& b = here.*field.member;
     if (a == b) return;
-    const auto print = [](const auto& value) {
-      if constexpr (requires { std::to_string(value); }) {
-        return std::to_string(value);
-      } else {
-        return std::string(value);
-      }
-    };
-    text += (text.empty() ? "" : ", ") + std::string(name) + " " + print(a) + " (here " + print(b) +
-            ")";
-  };
-  compare("budget", other.budget, here.budget);
-  compare("n_sink", other.n_sink, here.n_sink);
-  compare("window", other.window, here.window);
-  compare("recent", other.recent, here.recent);
-  compare("pool", other.pool, here.pool);
-  compare("fusion", to_string(other.fusion), to_string(here.fusion));
-  compare("query source", to_string(other.queries), to_string(here.queries));
-  compare("policy", other.policy, here.policy);
-  compare("seed", other.seed, here.seed);
+    text += (text.empty() ? "" : ", ") + std::string(field.name) + " " + value_text(a) + " (here " +
+            value_text(b) + ")";
+  });
   return text;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "morphkv/settings.h"
+
 namespace morphkv {
 
 std::string_view to_string(Prefill prefill) {
@@ -24,10 +26,9 @@ int recent_rows(int percent, const CacheConfig& cache) {
 }
 
 CacheConfig Profile::with_budget(int budget) const {
-  CacheConfig config = cache;
-  config.budget = budget;
-  if (recent_percent > 0) config.recent = recent_rows(recent_percent, config);
-  return config;
+  Settings settings(*this);
+  settings.set(kBudgetField, budget);
+  return settings.cache();
 }
 
 const std::vector<Profile>& profiles() {

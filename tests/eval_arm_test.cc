@@ -56,15 +56,25 @@ TEST(Arm, EveryDefaultArmIsOneAndEveryPolicyIsAmongThem) {
   }
 }
 
+TEST(Arm, OfAProfileHasItsRule) {
+  for (const Profile& profile : profiles()) {
+    const std::string arm = "morphkv profile=" + std::string(profile.name);
+    for (const int budget : {128, 512}) {
+      EXPECT_EQ(with_budget(parse_arm(arm), budget), profile.with_budget(budget)) << arm;
+    }
+  }
+  EXPECT_EQ(with_budget(parse_arm("h2o profile=paper"), 512).policy, "h2o");
+}
+
 TEST(Arm, WhatIsWrongIsNamed) {
   EXPECT_NE(refusal("morphcv").find("'morphcv' is not one of morphkv, h2o"), std::string::npos);
   EXPECT_NE(refusal("").find("is not one of"), std::string::npos);
-  EXPECT_NE(refusal("morphkv windows=3").find("'windows' is not one of queries"),
+  EXPECT_NE(refusal("morphkv windows=3").find("'windows' is not one of sinks, window"),
             std::string::npos);
   EXPECT_NE(refusal("morphkv window=x").find("window 'x' is no whole number"), std::string::npos);
   EXPECT_NE(refusal("morphkv window=3.5").find("window '3.5'"), std::string::npos);
   EXPECT_NE(refusal("morphkv window").find("'window' is no key=value"), std::string::npos);
-  EXPECT_NE(refusal("morphkv fuse=sum").find("fuse 'sum' is not mean or max"), std::string::npos);
+  EXPECT_NE(refusal("morphkv fuse=sum").find("fuse 'sum' is not known: use one of mean, max"), std::string::npos);
   EXPECT_NE(refusal("morphkv queries=values").find("queries 'values'"), std::string::npos);
   EXPECT_NE(refusal("morphkv guide=some").find("guide 'some'"), std::string::npos);
   EXPECT_NE(refusal("morphkv recent=100%").find("recent 100 %"), std::string::npos);

@@ -77,7 +77,7 @@ struct Arm {
 // Asks and counts.
 void ask(Arm& arm, std::size_t index, std::span<const llama_token> prompt) {
   SessionOptions options;
-  options.evictor.cache = {.budget = 512,
+  options.cache = {.budget = 512,
                            .n_sink = 4,
                            .window = 8,
                            .pool = 11,

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 RunRecord sample() {
   RunRecord record;
   record.model = "model.gguf";
-  record.options.evictor.cache = {.budget = 512, .n_sink = 4, .window = 8, .recent = 0, .pool = 7};
+  record.options.cache = {.budget = 512, .n_sink = 4, .window = 8, .recent = 0, .pool = 7};
   auto& result = record.result;
   result.finish_reason = llama_cpp::FinishReason::kLength;
   result.prompt_tokens = 1000;

@@ -27,7 +27,7 @@ AnswerHead head_of(bool chat, bool logprobs = false) {
           .model = "tiny",
           .chat = chat,
           .logprobs = logprobs,
-          .profile = "document"};
+          .settings = Settings().resolve()};
 }
 
 End end_of(EndReason reason) {

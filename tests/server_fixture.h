@@ -41,8 +41,7 @@ inline HttpOptions options() {
   HttpOptions o;
   o.port = 0;
   o.model_name = "tiny";
-  o.defaults.cache = default_profile().with_budget(96);
-  o.defaults.profile = "document";
+  o.defaults.settings.set(kBudgetField, 96);
   o.defaults.slots = 2;
   return o;
 }

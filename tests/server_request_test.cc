@@ -33,12 +33,7 @@ std::string render(const std::vector<llama_cpp::ChatMessage>& messages, bool add
 }
 
 RequestDefaults defaults() {
-  const Profile& profile = default_profile();
-  return {.cache = profile.with_budget(512),
-          .recent_percent = profile.recent_percent,
-          .prefill = profile.prefill,
-          .guide_text = {},
-          .profile = std::string(profile.name),
+  return {.settings = Settings(),
           .allow_past_training = false,
           .timeout = 60s,
           .slots = 4};
@@ -238,7 +233,9 @@ TEST(ServerRequest, WithAWrongFieldIsRefusedByItsName) {
       {"policy", "\"full\""},
       {"policy", "\"best\""},
       {"policy", "7"},
-      {"prefill", "\"whole\""},
+      {"prefill", "\"fast\""},
+      {"fusion", "\"sum\""},
+      {"queries", "7"},
       {"prefill", "true"},
       {"profile", "\"nobody\""},
       {"profile", "{}"},
@@ -301,7 +298,7 @@ TEST(ServerRequest, ThatSaysNothingGetsTheDefaults) {
   const llama_cpp::Turn& turn = parsed.request.turn;
   EXPECT_EQ(turn.cache, default_profile().with_budget(512));
   EXPECT_EQ(turn.prefill, Prefill::kGuided);
-  EXPECT_EQ(parsed.profile, "document");
+  EXPECT_EQ(parsed.settings.profile, "document");
   EXPECT_LT(turn.max_tokens, 0);
   EXPECT_LT(turn.top_logprobs, 0);
   EXPECT_FALSE(turn.strict || turn.ignore_eos || turn.allow_past_training);
@@ -378,13 +375,14 @@ TEST(ServerRequest, WithAnotherBudgetKeepsTheProfilesShareOfIt) {
 
 TEST(ServerRequest, WithAProfileGetsItsRuleAndItsGuide) {
   const ParsedRequest parsed = chat(R"("profile": "chat", "budget": 200)");
-  EXPECT_EQ(parsed.profile, "chat");
+  EXPECT_EQ(parsed.settings.profile, "chat");
   EXPECT_EQ(parsed.request.turn.cache, find_profile("chat").with_budget(200));
   ASSERT_EQ(parsed.request.turn.guides.size(), 1u);
   EXPECT_EQ(text_of(parsed.request.turn.guides[0]), find_profile("chat").guide_text);
   EXPECT_TRUE(parsed.request.turn.end_guides_too);
   const ParsedRequest paper = chat(R"("profile": "paper")");
-  EXPECT_EQ(paper.request.turn.prefill, Prefill::kStream);  // whole would need memory
+  EXPECT_EQ(paper.request.turn.prefill, Prefill::kWhole);
+  EXPECT_EQ(paper.request.turn.cache, find_profile("paper").with_budget(512));
   EXPECT_EQ(paper.request.turn.cache.budget, 512);
 }
 

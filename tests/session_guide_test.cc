@@ -29,7 +29,7 @@ constexpr std::size_t kCell = std::size_t{2} * 2 * 2 * 32 * 2;  // layers, K and
 // Greedy, one thread, a budget of 64.
 SessionOptions small_session(Prefill prefill, int max_tokens = 20) {
   SessionOptions options;
-  options.evictor.cache = small_cache();
+  options.cache = small_cache();
   options.prefill = prefill;
   options.sampling.temperature = 0.0f;
   options.max_tokens = max_tokens;
@@ -119,11 +119,11 @@ TEST(SessionGuide, TheResultSaysHowThePromptWasReadAndWhatTheGuideCost) {
     EXPECT_EQ(other.result.guide_ms, 0.0);
   }
   SessionOptions streaming = small_session(Prefill::kGuided);
-  streaming.evictor.cache.policy = "streaming";
+  streaming.cache.policy = "streaming";
   const Answer other = answer_of(model.get(), streaming, {.tokens = prompt});
   EXPECT_EQ(other.result.prefill_mode, Prefill::kStream);
   EXPECT_EQ(other.result.guide_tokens, 0);
-  streaming.evictor.cache.policy = "full";
+  streaming.cache.policy = "full";
   EXPECT_EQ(answer_of(model.get(), streaming, {.tokens = prompt}).result.prefill_mode,
             std::nullopt);
 }
@@ -203,7 +203,7 @@ TEST(SessionGuide, TheQuestionLimitsThePromptsOwnGuide) {
 TEST(SessionGuide, AGuideLongerThanThePromptIsTheWholePrompt) {
   const ModelPtr model = make_tiny_model({});
   SessionOptions options = small_session(Prefill::kGuided);
-  options.evictor.cache.budget = 20;  // a micro-batch of 32
+  options.cache.budget = 20;  // a micro-batch of 32
   options.guide = 1000;
   const Answer answer = answer_of(model.get(), options, {.tokens = noise_tokens(25, kVocab)});
   EXPECT_EQ(answer.result.guide_tokens, 25);
@@ -224,7 +224,7 @@ TEST(SessionGuide, ThePromptsEndIsCutToAMicroBatchAndStaysTogether) {
 TEST(SessionGuide, ALongTailAndLongGuidesTogetherFitIntoTheCells) {
   const ModelPtr model = make_tiny_model({});
   SessionOptions options = small_session(Prefill::kGuided);
-  options.evictor.cache.budget =
+  options.cache.budget =
       160;  // 160 rows, a tail of 64 and a guide of 64: more than 256 cells
   options.guide = 1000;
   for (const int n : {161, 190, 224, 257}) {
@@ -250,7 +250,7 @@ TEST(SessionGuide, EmptyAndOverlongGuidesAreRefusedBeforeAnythingIsRead) {
     return [&, guide] { session.run(Prompt{.tokens = prompt, .guides = {{1, 2}, guide}}, {}); };
   };
   expect_invalid(with({}), {"guide is empty"});
-  expect_invalid(with(noise_tokens(65, kVocab)), {"a guide has 65", "micro-batch of 64"});
+  expect_invalid(with(noise_tokens(65, kVocab)), {"a guide has 65", "the limit is 64"});
   EXPECT_EQ(session.context(), nullptr);
   SessionOptions negative = small_session(Prefill::kGuided);
   negative.guide = -1;
@@ -292,7 +292,7 @@ TEST(SessionGuide, TheUsualGuideNeedsNoMoreMemoryThanAStreamWhateverThePromptsLe
   EngineLog log;
   for (const int budget : {64, 192, 512}) {
     SessionOptions guided = small_session(Prefill::kGuided);
-    guided.evictor.cache.budget = budget;
+    guided.cache.budget = budget;
     guided.micro_batch = 512;
     SessionOptions stream = guided;
     stream.prefill = Prefill::kStream;
@@ -314,7 +314,7 @@ TEST(SessionGuide, TheUsualGuideNeedsNoMoreMemoryThanAStreamWhateverThePromptsLe
 TEST(SessionGuide, ALongGuideCostsHalfAMicroBatchMore) {
   const ModelPtr model = make_tiny_model({});
   SessionOptions options = small_session(Prefill::kGuided);
-  options.evictor.cache.budget = 512;
+  options.cache.budget = 512;
   options.micro_batch = 512;
   options.guide = 512;
   const auto result =
@@ -333,7 +333,7 @@ TEST(SessionGuide, QuantisedRowsStoredKeysAndSlidingWindowsAreReadWithGuides) {
   for (const llama_model* model : {llama.get(), sliding.get()}) {
     for (const QuerySource queries : {QuerySource::kKeys, QuerySource::kAttention}) {
       SessionOptions options = small_session(Prefill::kGuided);
-      options.evictor.cache.queries = queries;
+      options.cache.queries = queries;
       options.type_k = GGML_TYPE_Q8_0;
       options.type_v = GGML_TYPE_Q4_0;
       options.guide = 64;  // as long as a guide may be

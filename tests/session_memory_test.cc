@@ -29,8 +29,8 @@ static_assert(kKept == 11'796'480);
 // of llama_decode().
 TEST(SessionMemory, IsTheSameAfter600TokensAndAfterThousandsAndTheEngineNeverComplains) {
   SessionOptions options;
-  options.evictor.cache.queries = QuerySource::kAttention;
-  options.evictor.cache.pool = 7;
+  options.cache.queries = QuerySource::kAttention;
+  options.cache.pool = 7;
   options.sampling.temperature = 0.0f;
   options.ignore_eos = true;
   options.max_tokens = 200;
@@ -65,7 +65,7 @@ TEST(SessionMemory, IsTheSameAfter600TokensAndAfterThousandsAndTheEngineNeverCom
 
 SessionOptions whole_session() {
   SessionOptions options;
-  options.evictor.cache = small_cache();
+  options.cache = small_cache();
   options.prefill = Prefill::kWhole;
   options.sampling.temperature = 0.0f;
   options.ignore_eos = true;
@@ -100,7 +100,7 @@ TEST(SessionMemory, AWholePromptTakesALargerCacheThatGoesBeforeTheSmallOneComes)
 
 TEST(SessionMemory, AWholePromptOfTheTrainedModelIsCompressedOnceAndItsAnswerGoesOn) {
   SessionOptions options = whole_session();
-  options.evictor.cache.pool = 7;
+  options.cache.pool = 7;
   Session session(test_model(), options);
   int evictions_while_reading = 0;
   SessionCallbacks callbacks;

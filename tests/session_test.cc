@@ -31,7 +31,7 @@ constexpr int kVocab = 96;
 // Greedy, one thread, a budget of 64.
 SessionOptions small_session(int max_tokens) {
   SessionOptions options;
-  options.evictor.cache = small_cache();
+  options.cache = small_cache();
   options.sampling.temperature = 0.0f;
   options.max_tokens = max_tokens;
   options.threads = 1;
@@ -97,7 +97,7 @@ TEST(Session, StopsWhenTheTrainedModelEndsItsAnswer) {
       "<|im_start|>user\nWhat is the capital of France? Answer in one sentence.<|im_end|>\n"
       "<|im_start|>assistant\n";
   SessionOptions options = small_session(200);
-  options.evictor.cache = CacheConfig{};
+  options.cache = CacheConfig{};
   const Answer answer =
       answer_of(test_model(), options, llama_cpp::tokenize(test_model(), chat, true));
   EXPECT_EQ(answer.result.finish_reason, FinishReason::kStop);
@@ -149,7 +149,7 @@ TEST(Session, EndsAtTheTrainedLengthUnlessItIsAllowedToGoPast) {
   for (const char* policy : {"morphkv", "full"}) {
     SCOPED_TRACE(policy);
     SessionOptions options = small_session(-1);
-    options.evictor.cache.policy = policy;
+    options.cache.policy = policy;
     const Answer answer = answer_of(model.get(), options, noise_tokens(80, kVocab));
     EXPECT_EQ(answer.result.finish_reason, FinishReason::kTrainedLength);
     EXPECT_EQ(answer.result.cache.tokens_seen, 100);
@@ -188,7 +188,7 @@ TEST(Session, ThereIsAnEndEvenWithoutALimitOrATrainedLength) {
   const ModelPtr model = make_tiny_model({.n_layer = 1, .n_head = 1, .n_head_kv = 1});
   SessionOptions options = small_session(-1);
   options.allow_past_training = true;
-  options.evictor.cache = {.budget = 16, .n_sink = 1, .window = 1, .policy = "streaming"};  // quick
+  options.cache = {.budget = 16, .n_sink = 1, .window = 1, .policy = "streaming"};  // quick
   const Answer answer = answer_of(model.get(), options, noise_tokens(5, kVocab));
   EXPECT_EQ(answer.result.finish_reason, FinishReason::kLength);
   EXPECT_EQ(answer.result.generated_tokens, llama_cpp::kTokenCap);
@@ -253,7 +253,7 @@ TEST(Session, ACancelOfTheTrainedModelTakesEffectWithinOnePieceOfThePrompt) {
 
 TEST(Session, PolicyFullGivesTheGreedyAnswerOfThePlainEngine) {
   SessionOptions options = small_session(40);
-  options.evictor.cache.policy = "full";
+  options.cache.policy = "full";
   const Tokens prompt = prose_tokens(150);
   const Answer answer = answer_of(test_model(), options, prompt);
   EXPECT_EQ(answer.tokens, plain_answer(test_model(), prompt, 64, 40));
@@ -269,7 +269,7 @@ TEST(Session, BelowTheBudgetEveryPolicyGivesTheGreedyAnswerOfThePlainEngine) {
        {"morphkv", "h2o", "snapkv", "tova", "keydiff", "rkv", "streaming", "random"}) {
     for (const Prefill prefill : {Prefill::kStream, Prefill::kWhole}) {
       SessionOptions options = small_session(25);
-      options.evictor.cache.policy = policy;
+      options.cache.policy = policy;
       options.prefill = prefill;
       EXPECT_EQ(answer_of(model.get(), options, prompt).tokens, plain) << policy;
     }
@@ -328,20 +328,11 @@ TEST(Session, WrongSettingsAndAnEmptyPromptAreRefused) {
   expect_invalid(with([](auto& o) { o.sampling.temperature = NAN; }), "temperature");
   expect_invalid(with([](auto& o) { o.sampling.top_p = 1.5f; }), "top-p");
   expect_invalid(with([](auto& o) { o.sampling.min_p = -0.1f; }), "min-p");
-  expect_invalid(with([](auto& o) { o.evictor.cache.budget = 12; }), "budget 12");
-  expect_invalid(with([](auto& o) { o.evictor.cache.policy = "best"; }), "'best'");
+  expect_invalid(with([](auto& o) { o.cache.budget = 12; }), "budget 12");
+  expect_invalid(with([](auto& o) { o.cache.policy = "best"; }), "'best'");
 }
 
 TEST(Session, WhatCannotBeBoundedIsRefusedBeforeAnythingIsRead) {
-  const ModelPtr model = make_tiny_model({});
-  SessionOptions options = small_session(1);
-  options.flash_attention = false;
-  Session session(model.get(), options);
-  int pieces = 0;
-  SessionCallbacks callbacks;
-  callbacks.on_prompt = [&](int, int, int) { ++pieces; };
-  EXPECT_THROW(session.run(noise_tokens(5, kVocab), callbacks), llama_cpp::Unsupported);
-  EXPECT_EQ(pieces, 0);
   const ModelPtr mamba = make_tiny_model({.architecture = "mamba"});
   EXPECT_THROW(Session(mamba.get(), small_session(1)), llama_cpp::Unsupported);
 }
@@ -379,7 +370,7 @@ TEST(Session, FinishReasonsHaveTheNamesOfTheRecord) {
 
 TEST(SessionLimits, ACacheForMoreRowsThanCanBeNumberedIsRefused) {
   SessionOptions options;
-  options.evictor.cache.policy = "full";
+  options.cache.policy = "full";
   options.max_tokens = std::numeric_limits<int>::max();
   options.allow_past_training = true;
   Session session(test_model(), options);

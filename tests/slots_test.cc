@@ -100,7 +100,7 @@ TEST(Slots, TextsToLookForAskUntilThePromptIsDecidedAbout) {
   turn.end_guides_too = true;
 
   SessionOptions alone;
-  alone.evictor.cache = turn.cache;
+  alone.cache = turn.cache;
   alone.micro_batch = 96;
   alone.threads = 2;
   alone.max_tokens = 6;

@@ -1,6 +1,6 @@
 // What is shown of a text that a stop text ends: never a byte of the stop text, never one byte less
 // than there was before it, however the text is cut into pieces.
-#include "stop_text.h"
+#include "morphkv/llama_cpp/stop_text.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace morphkv::cli {
+namespace morphkv::llama_cpp {
 namespace {
 
 using Texts = std::vector<std::string>;
@@ -112,4 +112,4 @@ TEST(StopText, ShowsTheSameHoweverTheTextIsCut) {
 TEST(StopText, RefusesAnEmptyStopText) { EXPECT_THROW(StopText({"a", ""}), std::invalid_argument); }
 
 }  // namespace
-}  // namespace morphkv::cli
+}  // namespace morphkv::llama_cpp

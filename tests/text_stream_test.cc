@@ -1,6 +1,6 @@
 // The text of tokens as it comes out: whole UTF-8 characters only, whatever the pieces were, and
 // U+FFFD for what cannot be UTF-8 (one for each maximal part, as the Unicode standard advises).
-#include "text_stream.h"
+#include "morphkv/llama_cpp/text_stream.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace morphkv::cli {
+namespace morphkv::llama_cpp {
 namespace {
 
 const std::string kBad = "\xEF\xBF\xBD";  // U+FFFD
@@ -176,4 +176,4 @@ TEST(FirstInvalidUtf8, IsTheFirstByteOfTheFirstBrokenCharacter) {
 }
 
 }  // namespace
-}  // namespace morphkv::cli
+}  // namespace morphkv::llama_cpp

@@ -1,32 +1,45 @@
 #include "cache_options.h"
 
 #include <stdexcept>
-#include <utility>
-#include <vector>
+#include <type_traits>
 
+#include "morphkv/llama_cpp/engine_context.h"
 #include "morphkv/policy.h"
 #include "options.h"
 
 namespace morphkv::cli {
+namespace {
 
-CacheOptions::CacheOptions() { use(default_profile()); }
-
-void CacheOptions::use(const Profile& chosen) {
-  cache = chosen.cache;
-  recent_percent = chosen.recent_percent;
-  prefill = chosen.prefill;
-  profile = chosen.name;
-  guide_text = chosen.guide_text;
+template <typename T>
+Choices<T> words_of() {
+  Choices<T> words;
+  for (const T choice : kChoices<T>) words.emplace_back(to_string(choice), choice);
+  return words;
 }
 
-const CacheConfig& CacheOptions::settled() {
-  if (recent_percent > 0) cache.recent = recent_rows(recent_percent, cache);
-  return cache;
+void add_field(CLI::App* group, const CacheField<int>& field, Settings& settings) {
+  add_number(group, "--" + std::string(field.flag), settings.cache().*field.member, field.least,
+             field.most, std::string(field.help),
+             [&settings, &field](int value) { settings.set(field, value); });
 }
+
+template <typename Choice>
+void add_field(CLI::App* group, const CacheField<Choice>& field, Settings& settings) {
+  Choices<Choice> words;
+  if constexpr (std::is_enum_v<Choice>) {
+    words = words_of<Choice>();
+  } else {
+    for (const std::string_view name : policy_names()) words.emplace_back(name, name);
+  }
+  add_choice(group, "--" + std::string(field.flag), settings.cache().*field.member, words,
+             std::string(field.help),
+             [&settings, &field](const Choice& value) { settings.set(field, value); });
+}
+
+}  // namespace
 
 void add_cache_options(CLI::App* group, CacheOptions& o) {
-  CacheConfig& c = o.cache;
-  // The first of the group, so that the options after it have the last word.
+  Settings& settings = o.settings;
   std::string names;
   for (const Profile& profile : profiles()) {
     names +=
@@ -35,9 +48,9 @@ void add_cache_options(CLI::App* group, CacheOptions& o) {
   group
       ->add_option_function<std::string>(
           "--profile",
-          [&o](const std::string& name) {
+          [&settings](const std::string& name) {
             try {
-              o.use(find_profile(name));
+              settings.use(find_profile(name));
             } catch (const std::invalid_argument& error) {
               throw CLI::ValidationError("--" + std::string(error.what()));
             }
@@ -45,32 +58,18 @@ void add_cache_options(CLI::App* group, CacheOptions& o) {
           "defaults of the options below. " + names)
       ->type_name("WORD")
       ->default_str(std::string(default_profile().name));
-  add_number(group, "--budget", c.budget, 1, kMaxBudget, "rows per KV head and layer");
-  add_number(group, "--sinks", c.n_sink, 0, kMaxBudget, "first positions that are never evicted");
-  add_number(group, "--window", c.window, 1, kMaxBudget,
-             "last tokens whose queries score the others; protected");
-  CLI::Option* recent = add_number(group, "--recent", c.recent, 0, kMaxBudget,
-                                   "protected tail, at least the window; 0 = the window");
-  recent->each([&o](const std::string&) { o.recent_percent = 0; });
-  add_number(group, "--pool", c.pool, 1, kMaxBudget,
-             "odd width of the neighbour maximum over scores; 1 = off");
-  add_choice<Fusion>(group, "--fuse", c.fusion, {{"mean", Fusion::kMean}, {"max", Fusion::kMax}},
-                     "how the window's weights become one score");
-  add_choice<QuerySource>(group, "--queries", c.queries,
-                          {{"attention", QuerySource::kAttention}, {"keys", QuerySource::kKeys}},
-                          "what asks: the model's queries, or the stored keys in their place");
-  std::vector<std::pair<std::string, std::string>> policies;
-  for (const std::string_view name : policy_names()) policies.emplace_back(name, name);
-  add_choice<std::string>(group, "--policy", c.policy, policies, "which rows to keep");
-  add_choice<Prefill>(
-      group, "--prefill", o.prefill,
-      {{"guided", Prefill::kGuided}, {"stream", Prefill::kStream}, {"whole", Prefill::kWhole}},
-      "prompts beyond the budget: in pieces, guided by the prompt's end or --guide-text; in pieces "
-      "without; whole and then compressed (guided for policies morphkv and rkv, else stream)");
-  const std::vector<std::pair<std::string, ggml_type>> types = {
-      {"f16", GGML_TYPE_F16}, {"q8_0", GGML_TYPE_Q8_0}, {"q4_0", GGML_TYPE_Q4_0}};
-  add_choice<ggml_type>(group, "--cache-type-k", o.type_k, types, "(-ctk) type of stored keys");
-  add_choice<ggml_type>(group, "--cache-type-v", o.type_v, types, "(-ctv) type of stored values");
+  for_each_cache_field([&](const auto& field) {
+    if constexpr (!std::is_same_v<decltype(field), const CacheField<std::uint64_t>&>) {
+      add_field(group, field, settings);
+    }
+  });
+  add_choice(group, "--prefill", settings.profile().prefill, words_of<Prefill>(),
+             std::string(kPrefillHelp),
+             [&settings](Prefill prefill) { settings.set_prefill(prefill); });
+  Choices<ggml_type> types;
+  for (const ggml_type type : llama_cpp::kCacheTypes) types.emplace_back(ggml_type_name(type), type);
+  add_choice(group, "--cache-type-k", o.type_k, types, "(-ctk) type of stored keys");
+  add_choice(group, "--cache-type-v", o.type_v, types, "(-ctv) type of stored values");
 }
 
 }  // namespace morphkv::cli

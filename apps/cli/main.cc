@@ -7,6 +7,7 @@
 
 #include "chat_command.h"
 #include "eval_command.h"
+#include "morphkv/settings.h"
 #include "morphkv/version.h"
 #include "run_command.h"
 #include "serve_command.h"
@@ -40,6 +41,8 @@ int main(int argc, char** argv) {
   CLI::App* bench = app.add_subcommand("bench", "Experiments that need no model.");
   bench->require_subcommand(1);
   morphkv::cli::TopicShiftCommand topic_shift(*bench);
+  const CLI::App* settings = app.add_subcommand(
+      "settings", "Show what the cache can be told: names, limits, values in each profile.");
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
   arguments = morphkv::cli::expand_short_options(std::move(arguments));
@@ -51,10 +54,14 @@ int main(int argc, char** argv) {
   }
   if (app.get_subcommands().empty()) {
     std::fputs(
-        "morphkv: error: no command: give run, chat, serve, eval or bench (morphkv --help says "
+        "morphkv: error: no command: give run, chat, serve, eval, bench or settings (morphkv --help says "
         "more)\n",
         stderr);
     return 2;
+  }
+  if (settings->parsed()) {
+    std::fputs(morphkv::settings_table().c_str(), stdout);
+    return 0;
   }
   if (topic_shift.chosen()) return topic_shift.run();
   if (chat.chosen()) return chat.run();

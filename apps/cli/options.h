@@ -14,13 +14,14 @@
 
 namespace morphkv::cli {
 
-// An option whose text must be a number in [low, high]; the message names all three.
-template <typename Number, typename Low, typename High>
-CLI::Option* add_number(CLI::App* app, const std::string& names, Number& target, Low low, High high,
-                        const std::string& help) {
+// An option whose text must be a number in [low, high]; the message names all three. `take` gets it.
+template <typename Number, typename Low, typename High, typename Take>
+  requires std::is_invocable_v<Take, Number>
+CLI::Option* add_number(CLI::App* app, const std::string& names, Number initial, Low low, High high,
+                        const std::string& help, Take take) {
   const std::string name =
       names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
-  auto parse = [&target, low, high, name](const std::string& text) {
+  auto parse = [take, low, high, name](const std::string& text) {
     Number value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool number = error == std::errc() && end == text.data() + text.size();
@@ -31,38 +32,52 @@ CLI::Option* add_number(CLI::App* app, const std::string& names, Number& target,
               << high;
       throw CLI::ValidationError(message.str());
     }
-    target = value;
+    take(value);
   };
-  std::ostringstream initial;
-  initial << target;
+  std::ostringstream shown;
+  shown << initial;
   return app->add_option_function<std::string>(names, parse, help)
       ->type_name(std::is_integral_v<Number> ? "N" : "X")
-      ->default_str(initial.str());
+      ->default_str(shown.str());
+}
+template <typename Number, typename Low, typename High>
+CLI::Option* add_number(CLI::App* app, const std::string& names, Number& target, Low low, High high,
+                        const std::string& help) {
+  return add_number(app, names, target, low, high, help, [&target](Number n) { target = n; });
 }
 
-// An option that takes one of a few words.
 template <typename Value>
-CLI::Option* add_choice(CLI::App* app, const std::string& names, Value& target,
-                        std::vector<std::pair<std::string, Value>> choices,
-                        const std::string& help) {
+using Choices = std::vector<std::pair<std::string, Value>>;
+
+// An option that takes one of a few words. `take` gets what it stands for.
+template <typename Value, typename Take>
+  requires std::is_invocable_v<Take, Value>
+CLI::Option* add_choice(CLI::App* app, const std::string& names, const Value& initial,
+                        const Choices<Value>& choices, const std::string& help, Take take) {
   std::string words;
-  std::string initial;
+  std::string shown;
   for (const auto& [word, value] : choices) {
     words += (words.empty() ? "" : ", ") + word;
-    if (value == target && initial.empty()) initial = word;
+    if (value == initial && shown.empty()) shown = word;
   }
   const std::string name = names.substr(names.find("--"));
-  auto parse = [&target, choices, name, words](const std::string& text) {
+  auto parse = [take, choices, name, words](const std::string& text) {
     const auto found = std::find_if(choices.begin(), choices.end(),
                                     [&](const auto& choice) { return choice.first == text; });
     if (found == choices.end()) {
       throw CLI::ValidationError(name + " '" + text + "' is not one of " + words);
     }
-    target = found->second;
+    take(found->second);
   };
   return app->add_option_function<std::string>(names, parse, help + ": " + words)
       ->type_name("WORD")
-      ->default_str(initial);
+      ->default_str(shown);
+}
+template <typename Value>
+CLI::Option* add_choice(CLI::App* app, const std::string& names, Value& target,
+                        const Choices<Value>& choices, const std::string& help) {
+  return add_choice(app, names, target, choices, help,
+                    [&target](const Value& value) { target = value; });
 }
 
 // An option whose text may be empty, which is not the same as absent.

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "text_stream.h"
+#include "morphkv/llama_cpp/text_stream.h"
 
 namespace morphkv::cli {
 namespace {
@@ -43,7 +43,7 @@ std::string read_prompt_file(const std::string& path) {
 }  // namespace
 
 void require_text(const std::string& what, const std::string& text) {
-  if (const auto bad = first_invalid_utf8(text); bad != std::string::npos) {
+  if (const auto bad = llama_cpp::first_invalid_utf8(text); bad != std::string::npos) {
     throw std::invalid_argument(what + " is no valid UTF-8 at byte " + std::to_string(bad) +
                                 ": convert the text to UTF-8");
   }

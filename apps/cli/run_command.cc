@@ -23,7 +23,7 @@
 #include "prompt_text.h"
 #include "run_record.h"
 #include "sampling_options.h"
-#include "text_stream.h"
+#include "morphkv/llama_cpp/text_stream.h"
 
 namespace morphkv::cli {
 
@@ -41,21 +41,18 @@ struct RunOptions {
   std::optional<std::string> load_session;
   std::optional<std::string> save_session;
   SessionOptions session;
+  ResolvedSettings settings;  // that the session runs by
   std::vector<std::string> guide_texts;
   int n_gpu_layers = -1;
-  std::int64_t seed = -1;  // negative = a random one
   bool chat = false;
   bool pin_system = false;
-  int recent_percent = 0;     // the profile's, unless --recent is given
-  std::string profile_guide;  // a text that guides beside the prompt's end
-  bool prefill_given = false;
+  bool flash_attention = true;
   bool verbose = false;
 };
 
 namespace {
 
 constexpr int kMaxInt = std::numeric_limits<int>::max();
-constexpr std::uint64_t kMostSessionBytes = std::uint64_t{1} << 36;
 
 struct ShortOption {
   std::string_view short_name;
@@ -120,7 +117,7 @@ void add_engine_options(CLI::App* app, RunOptions& o) {
              "(-ub) most tokens evaluated at once");
   add_number(group, "--n-gpu-layers,--gpu-layers", o.n_gpu_layers, -1, kMaxInt,
              "(-ngl) layers on a GPU, if there is one; -1 = all");
-  add_choice<bool>(group, "--flash-attn", s.flash_attention,
+  add_choice<bool>(group, "--flash-attn", o.flash_attention,
                    {{"on", true}, {"auto", true}, {"off", false}},
                    "(-fa) flash attention; off is refused");
   add_sampling_options(group, o.sampling);
@@ -147,18 +144,10 @@ std::string printable(const std::string& token) {
   return out;
 }
 
-// With the profile's share of the budget as the tail, unless the user said how long it is.
-const CacheConfig& settled(RunOptions& o) {
-  CacheConfig& cache = o.session.evictor.cache;
-  if (o.recent_percent > 0) cache.recent = recent_rows(o.recent_percent, cache);
-  return cache;
-}
-
 void pin(int system_tokens, RunOptions& o) {
-  CacheConfig& cache = o.session.evictor.cache;
-  cache.n_sink = std::max(cache.n_sink, system_tokens);
+  o.cache.settings.pin(system_tokens);
   try {
-    validate(settled(o));
+    validate(o.cache.settings.cache());
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument("--pin-system: the system message takes " +
                                 std::to_string(system_tokens) + " tokens; " + error.what());
@@ -174,19 +163,19 @@ std::string sinks_text(const llama_model* model, std::span<const llama_token> pr
   return out;
 }
 
-// The prompt with what belongs to it, in memory of its own.
-struct PreparedPrompt {
-  std::vector<llama_token> tokens;
-  std::vector<std::vector<llama_token>> guides;
-  bool end_guides_too = false;
-  std::size_t question = 0;
-  std::optional<SavedText> session;  // that it goes on from
+// The turn, and the session that it goes on from.
+struct PreparedTurn {
+  Turn turn;
+  std::optional<SavedText> session;
 
-  // What the session begins with: the sinks are among it.
-  std::span<const llama_token> beginning() const {
-    return session && !session->tokens.empty() ? std::span(session->tokens) : std::span(tokens);
+  Prompt prompt() const {
+    return {turn.prompt, turn.guides, turn.end_guides_too, turn.question};
   }
-  Prompt view() const { return {tokens, guides, end_guides_too, question}; }
+  // What the text begins with: the sinks are among it.
+  std::span<const llama_token> beginning() const {
+    return session && !session->tokens.empty() ? std::span(session->tokens)
+                                               : std::span(turn.prompt);
+  }
 };
 
 void check_combinations(const RunOptions& o) {
@@ -194,19 +183,22 @@ void check_combinations(const RunOptions& o) {
     throw std::invalid_argument(
         "--system-prompt and --pin-system are about chat templates: add --chat");
   }
-  const bool guided = o.session.prefill == Prefill::kGuided;
-  if (!guided && (o.session.guide > 0 || !o.guide_texts.empty())) {
+  const Settings& settings = o.cache.settings;
+  const Prefill prefill = settings.prefill().value_or(settings.profile().prefill);
+  const bool guides = o.session.guide > 0 || !o.guide_texts.empty();
+  if (prefill != Prefill::kGuided && guides) {
     throw std::invalid_argument("--guide and --guide-text are about --prefill guided, not " +
-                                std::string(to_string(o.session.prefill)));
+                                std::string(to_string(prefill)));
   }
-  const std::string& policy = o.session.evictor.cache.policy;
-  const bool asked = o.prefill_given || o.session.guide > 0 || !o.guide_texts.empty();
-  if (guided && asked && !make_policy(o.session.evictor.cache)->traits().guided) {
-    throw std::invalid_argument("--policy '" + policy +
+  const CacheConfig cache = settings.cache();
+  validate(cache);
+  const bool asked = guides || settings.prefill() == Prefill::kGuided;
+  if (asked && !make_policy(cache)->traits().guided) {
+    throw std::invalid_argument("--policy '" + cache.policy +
                                 "' takes no guide: use --policy morphkv or rkv, or leave out "
                                 "--prefill guided, --guide and --guide-text");
   }
-  if (!o.session.flash_attention) {
+  if (!o.flash_attention) {
     throw std::invalid_argument(
         "--flash-attn 'off': V is then stored transposed and queries cannot be read; use on or "
         "auto");
@@ -236,7 +228,7 @@ void check_combinations(const RunOptions& o) {
 // Throws std::invalid_argument for a file that cannot be read or is damaged.
 SavedText load_session(const std::string& path) {
   try {
-    return SavedText::from_bytes(read_file(path, kMostSessionBytes));
+    return SavedText::from_bytes(read_file(path, kMostSavedBytes));
   } catch (const std::runtime_error& error) {
     throw std::invalid_argument("--load-session: " + std::string(error.what()) +
                                 "; give a file that --save-session wrote");
@@ -247,31 +239,19 @@ SavedText load_session(const std::string& path) {
 
 // A session goes on under the rule it was saved with; what the user gave must not contradict it.
 void use_rule(const CacheConfig& saved, const CLI::App& command, RunOptions& o) {
-  CacheConfig given = o.session.evictor.cache;
-  const auto keep = [&](const char* option, auto CacheConfig::*field) {
-    if (command.count(option) == 0) given.*field = saved.*field;
-  };
+  Settings& settings = o.cache.settings;
+  // A profile speaks for all that is not given but for the budget and the sinks.
   const bool profile = command.count("--profile") > 0;
-  given.seed = saved.seed;  // -s is about sampling alone
-  keep("--budget", &CacheConfig::budget);
-  keep("--sinks", &CacheConfig::n_sink);
-  if (!profile) {
-    keep("--window", &CacheConfig::window);
-    keep("--pool", &CacheConfig::pool);
-    keep("--fuse", &CacheConfig::fusion);
-    keep("--queries", &CacheConfig::queries);
-    keep("--policy", &CacheConfig::policy);
-    keep("--recent", &CacheConfig::recent);
-  } else if (o.recent_percent > 0) {
-    given.recent = recent_rows(o.recent_percent, given);
-  }
-  if (given != saved) {
+  for_each_cache_field([&](const auto& field) {
+    const bool apart = field.name == kBudgetField.name || field.name == kSinkField.name;
+    if (!settings.has(field.name) && (apart || !profile)) settings.set(field, saved.*field.member);
+  });
+  settings.set(kSeedField, saved.seed);  // -s is about sampling alone
+  if (const CacheConfig given = settings.cache(); given != saved) {
     throw std::invalid_argument("--load-session '" + *o.load_session +
                                 "' was saved with another cache: " + differences(saved, given) +
                                 "; leave out the options of the cache that say otherwise");
   }
-  o.recent_percent = 0;
-  o.session.evictor.cache = saved;
 }
 
 // The messages of a chat: the system message, earlier ones, the newest.
@@ -292,69 +272,61 @@ std::vector<ChatMessage> gather_messages(const RunOptions& o) {
   return messages;
 }
 
-// What the shared groups of options have gathered.
-void take_flags(RunOptions& o) {
-  o.session.evictor.cache = o.cache.cache;
-  o.recent_percent = o.cache.recent_percent;
-  o.session.prefill = o.cache.prefill;
-  o.profile_guide = o.cache.guide_text;
-  o.session.type_k = o.cache.type_k;
-  o.session.type_v = o.cache.type_v;
-  o.sampling.settle();
-  o.session.sampling = o.sampling.options;
-  o.seed = o.sampling.seed;
+// The prompt's tokens and where its question begins.
+void read_prompt(const llama_model* model, RunOptions& o, PreparedTurn& prepared) {
+  Turn& turn = prepared.turn;
+  if (prepared.session) {
+    std::string text = gather_prompt(o.file, o.prompt);
+    if (o.chat) text = ChatTemplate(model).next_turn(text);
+    turn.prompt = tokenize_continuation(model, text, o.chat);
+    return;
+  }
+  if (!o.chat) {
+    turn.prompt = tokenize(model, gather_prompt(o.file, o.prompt), false);
+    return;
+  }
+  const std::vector<ChatMessage> messages = gather_messages(o);
+  if (o.pin_system && messages.front().role != "system") {
+    throw std::invalid_argument(
+        "--pin-system has no system message to pin: give one with --system-prompt");
+  }
+  const ChatTemplate chat(model);
+  const RenderChat render = [&chat](const auto& list, bool add_assistant) {
+    return chat.render(list, add_assistant);
+  };
+  turn.prompt = tokenize(model, render(messages, true), true);
+  turn.question = question_in(model, render, messages, turn.prompt);
+  if (o.pin_system) pin(tokens_of_first(model, render, messages, 1, turn.prompt), o);
 }
 
 // Everything that can be wrong is found before the weights are loaded.
-PreparedPrompt prepare(const CLI::App& command, RunOptions& o) {
+PreparedTurn prepare(const CLI::App& command, RunOptions& o) {
   if (o.model.empty()) {
     throw std::invalid_argument(
         "no model: give a GGUF file with -m (`make model` prints the path of a small one)");
   }
-  if (o.seed >= 0) o.session.evictor.cache.seed = static_cast<std::uint64_t>(o.seed);
-  PreparedPrompt prompt;
+  o.sampling.settle(o.cache.settings);
+  PreparedTurn prepared;
   if (o.load_session) {
-    prompt.session = load_session(*o.load_session);
-    use_rule(prompt.session->checkpoint.config(), command, o);
+    prepared.session = load_session(*o.load_session);
+    use_rule(prepared.session->checkpoint.config(), command, o);
   }
-  validate(settled(o));
   o.chat = o.chat || o.messages;
   check_combinations(o);
   const ModelPtr vocabulary = load_model(o.model, {.vocab_only = true, .progress = {}});
-  const llama_model* model = vocabulary.get();
-  if (prompt.session) {
-    std::string text = gather_prompt(o.file, o.prompt);
-    if (o.chat) text = ChatTemplate(model).next_turn(text);
-    prompt.tokens = tokenize_continuation(model, text, o.chat);
-  } else if (o.chat) {
-    const std::vector<ChatMessage> messages = gather_messages(o);
-    const bool has_system = messages.front().role == "system";
-    if (o.pin_system && !has_system) {
-      throw std::invalid_argument(
-          "--pin-system has no system message to pin: give one with --system-prompt");
-    }
-    const ChatTemplate chat(model);
-    const RenderChat render = [&chat](const auto& list, bool add_assistant) {
-      return chat.render(list, add_assistant);
-    };
-    prompt.tokens = tokenize(model, render(messages, true), true);
-    prompt.question = question_in(model, render, messages, prompt.tokens);
-    if (o.pin_system) pin(tokens_of_first(model, render, messages, 1, prompt.tokens), o);
-  } else {
-    prompt.tokens = tokenize(model, gather_prompt(o.file, o.prompt), false);
-  }
-  std::vector<std::string> guide_texts = o.guide_texts;
-  if (guide_texts.empty() && !o.profile_guide.empty()) {
-    guide_texts.push_back(o.profile_guide);
-    prompt.end_guides_too = true;
-  }
-  for (const std::string& text : guide_texts) {
-    // A guide is read in the middle of a text.
-    prompt.guides.push_back(tokenize_continuation(model, text));
-  }
-  check_prompt(prompt.view(), o.session, trained_length(model),
-               prompt.session ? prompt.session->tokens.size() : 0);
-  return prompt;
+  read_prompt(vocabulary.get(), o, prepared);
+  o.settings = o.cache.settings.resolve();
+  Turn& turn = prepared.turn;
+  turn.use(o.settings, vocabulary.get(), o.guide_texts);
+  o.session.cache = turn.cache;
+  o.session.prefill = turn.prefill;
+  o.session.sampling = o.sampling.options;
+  o.session.type_k = o.cache.type_k;
+  o.session.type_v = o.cache.type_v;
+  std::span<const llama_token> before;
+  if (prepared.session) before = prepared.session->tokens;
+  check_prompt(prepared.prompt(), o.session, vocabulary.get(), before);
+  return prepared;
 }
 
 // Standard output, written through at once, until the first failure.
@@ -375,24 +347,24 @@ class Output {
 };
 
 // `saved`: what --save-session is to write.
-RunRecord answer(const RunOptions& o, const llama_model* model, PreparedPrompt& prompt,
+RunRecord answer(const RunOptions& o, const llama_model* model, PreparedTurn& prepared,
                  Output& output, EngineLog& log, std::string& saved) {
   Session session(model, o.session);
-  if (prompt.session) {
+  if (prepared.session) {
     try {
-      session.resume(std::move(*prompt.session));
+      session.resume(std::move(*prepared.session));
     } catch (const std::invalid_argument& error) {
       throw std::invalid_argument("--load-session '" + *o.load_session + "': " + error.what());
     }
   }
   Progress progress;
   TextStream stream;
-  RunRecord record{o.model, o.session, {}, {}, 0};
+  RunRecord record{o.model, o.settings, o.session, {}, {}, 0};
   const auto print = [&](const std::string& text) {
     record.text += text;
     output.write(text);
   };
-  const int budget = o.session.evictor.cache.budget;
+  const int budget = o.session.cache.budget;
   SessionCallbacks callbacks;
   callbacks.cancelled = [&] { return log.cancelled = interrupted() || output.failed(); };
   callbacks.on_notice = [](std::string_view text) {
@@ -408,7 +380,7 @@ RunRecord answer(const RunOptions& o, const llama_model* model, PreparedPrompt& 
   callbacks.on_token = [&](llama_token, std::string_view text, double) {
     print(stream.push(text));
   };
-  record.result = session.run(prompt.view(), callbacks);
+  record.result = session.run(prepared.prompt(), callbacks);
   print(stream.finish());
   if (!record.text.empty() && record.text.back() != '\n') output.write("\n");
   progress.clear();
@@ -446,20 +418,18 @@ int RunCommand::run() {
   log.install();
   llama_backend_init();
   return guarded(log, [&]() -> int {
-    o.prefill_given = command_->count("--prefill") > 0;
-    take_flags(o);
-    PreparedPrompt prompt = prepare(*command_, o);
+    PreparedTurn prepared = prepare(*command_, o);
     install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
     const ModelPtr model = load_weights(o.model, o.n_gpu_layers);
     if (model) log.opened();
-    RunRecord record{o.model, o.session, {}, {}, peak_rss_bytes()};
+    RunRecord record{o.model, o.settings, o.session, {}, {}, peak_rss_bytes()};
     Output output;
     std::string saved;
     if (model) {
       const std::string sinks =
-          sinks_text(model.get(), prompt.beginning(), o.session.evictor.cache.n_sink);
+          sinks_text(model.get(), prepared.beginning(), o.session.cache.n_sink);
       std::fprintf(stderr, "%s\n", sinks.c_str());
-      record = answer(o, model.get(), prompt, output, log, saved);
+      record = answer(o, model.get(), prepared, output, log, saved);
     } else {
       record.result.finish_reason = FinishReason::kInterrupted;
       std::fputs("interrupted while the model was loading\n", stderr);

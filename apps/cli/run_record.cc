@@ -49,7 +49,7 @@ std::int64_t peak_rss_bytes() {
 
 std::string to_json(const RunRecord& record) {
   const auto& cache = record.result.cache;
-  const CacheConfig& c = record.options.evictor.cache;
+  const CacheConfig& c = record.options.cache;
   nlohmann::ordered_json json;
   json["morphkv_version"] = kVersion;
   json["model"] = record.model;
@@ -59,6 +59,8 @@ std::string to_json(const RunRecord& record) {
   json["generated_tokens"] = record.result.generated_tokens;
   json["rows_kept"] = cache.rows_kept;
   json["rows_evicted"] = cache.rows_evicted;
+  json["profile"] = record.settings.profile;
+  json["rule"] = to_text(record.settings);
   json["budget"] = c.budget;
   json["n_sink"] = c.n_sink;
   json["window"] = c.window;
@@ -68,8 +70,7 @@ std::string to_json(const RunRecord& record) {
   json["policy"] = c.policy;
   json["queries"] = to_string(c.queries);
   json["prefill"] = to_string(record.options.prefill);
-  json["prefill_mode"] =
-      record.result.prefill_mode ? to_string(*record.result.prefill_mode) : "at_once";
+  json["prefill_mode"] = llama_cpp::mode_text(record.result.prefill_mode);
   json["guide_tokens"] = record.result.guide_tokens;
   json["cache_type_k"] = ggml_type_name(record.options.type_k);
   json["cache_type_v"] = ggml_type_name(record.options.type_v);

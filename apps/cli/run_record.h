@@ -10,6 +10,7 @@ namespace morphkv::cli {
 
 struct RunRecord {
   std::string model;
+  ResolvedSettings settings;
   llama_cpp::SessionOptions options;
   llama_cpp::SessionResult result;
   std::string text;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "morphkv/llama_cpp/sampling.h"
+#include "morphkv/settings.h"
 #include "options.h"
 
 namespace morphkv::cli {
@@ -14,8 +15,11 @@ struct SamplingFlags {
   llama_cpp::SamplingOptions options;
   std::int64_t seed = -1;  // negative = a random one
 
-  void settle() {
-    if (seed >= 0) options.seed = static_cast<std::uint32_t>(seed);
+  // The seed is that of policy random as well.
+  void settle(Settings& settings) {
+    if (seed < 0) return;
+    options.seed = static_cast<std::uint32_t>(seed);
+    settings.set(kSeedField, static_cast<std::uint64_t>(seed));
   }
 };
 

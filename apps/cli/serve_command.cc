@@ -28,6 +28,7 @@ struct ServeOptions {
   std::string model;
   std::string alias;
   CacheOptions cache;
+  ResolvedSettings settings;  // of a request that says nothing else
   SlotsOptions slots{.slots = 4};
   int max_queue = 64;
   double timeout = 600;
@@ -87,18 +88,13 @@ void settle(ServeOptions& o) {
     throw std::invalid_argument(
         "no model: give a GGUF file with -m (`make model` prints the path of a small one)");
   }
-  const CacheConfig& cache = o.cache.settled();
-  validate(cache);
-  o.slots.budget = cache.budget;
+  o.settings = o.cache.settings.resolve();
+  o.slots.budget = o.settings.cache.budget;
   o.slots.type_k = o.cache.type_k;
   o.slots.type_v = o.cache.type_v;
   o.http.model_name = o.alias.empty() ? std::filesystem::path(o.model).stem().string() : o.alias;
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(o.timeout * 1000));
-  o.http.defaults = {.cache = cache,
-                     .recent_percent = o.cache.recent_percent,
-                     .prefill = o.cache.prefill,
-                     .guide_text = o.cache.guide_text,
-                     .profile = o.cache.profile,
+  o.http.defaults = {.settings = o.cache.settings,
                      .allow_past_training = o.allow_past_training,
                      .timeout = timeout,
                      .slots = o.slots.slots};
@@ -108,12 +104,8 @@ void settle(ServeOptions& o) {
 // What every request without settings of its own asks for must be possible.
 void check_defaults(const llama_model* model, const Slots& slots, const ServeOptions& o) {
   Turn turn;
-  if (!o.cache.guide_text.empty()) {
-    turn.guides.push_back(tokenize_continuation(model, o.cache.guide_text));
-  }
+  turn.use(o.settings, model);
   turn.prompt = {0};
-  turn.cache = o.cache.cache;
-  turn.prefill = o.cache.prefill;
   slots.check(turn);
 }
 

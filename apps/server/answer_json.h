@@ -16,7 +16,7 @@ struct AnswerHead {
   std::string model;
   bool chat = false;
   bool logprobs = false;
-  std::string profile;
+  ResolvedSettings settings;  // that the turn runs by
 };
 
 std::string new_id(bool chat);  // "chatcmpl-..." or "cmpl-...", random

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "morphkv/llama_cpp/model_file.h"
-#include "stop_text.h"
-#include "text_stream.h"
+#include "morphkv/llama_cpp/stop_text.h"
+#include "morphkv/llama_cpp/text_stream.h"
 
 namespace morphkv::server {
 namespace {
@@ -46,7 +46,7 @@ struct Job {
 
   // Of the engine's thread only:
   int slot = -1;
-  cli::AnswerText text;
+  llama_cpp::AnswerText text;
   std::optional<EndReason> ended;
   std::string error;
   Clock::time_point begun;
@@ -482,7 +482,7 @@ Picture EngineService::Impl::picture(int slot, int most) const {
   picture.slot = slot;
   picture.tokens_seen = std::ssize(seen);
   picture.first_token = std::max<std::int64_t>(0, std::ssize(seen) - most);
-  cli::TextStream text;
+  llama_cpp::TextStream text;
   for (const llama_token token : seen.subspan(static_cast<std::size_t>(picture.first_token))) {
     picture.pieces.push_back(text.push(llama_cpp::token_text(model_, token, true)));
   }

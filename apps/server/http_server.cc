@@ -309,7 +309,7 @@ void HttpServer::Impl::answer(const Http& request, Reply& reply, bool chat) {
                    .model = options_.model_name,
                    .chat = chat,
                    .logprobs = parsed.logprobs,
-                   .profile = parsed.profile};
+                   .settings = parsed.settings};
   exchange.include_usage = parsed.include_usage;
   exchange.answer = service_.submit(std::move(parsed.request));
   if (parsed.stream) {

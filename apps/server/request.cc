@@ -130,18 +130,45 @@ void read_sampling(const Fields& fields, llama_cpp::SamplingOptions& s) {
   if (seed.value_or(-1) >= 0) s.seed = static_cast<std::uint32_t>(*seed % LLAMA_DEFAULT_SEED);
 }
 
+// One setting of the request, if it is there. `most`: the server's own budget.
 template <class Fields>
-void read_prefill(const Fields& fields, llama_cpp::Turn& turn) {
-  const auto prefill = fields.text("prefill");
-  if (!prefill) return;
-  if (*prefill != "guided" && *prefill != "stream") {
-    fields.refuse("prefill", "'" + *prefill + "' is not guided or stream");
+void read_setting(const Fields& fields, const CacheField<int>& field, int most,
+                  Settings& settings) {
+  const bool budget = field.name == kBudgetField.name;
+  const auto value =
+      fields.template number<int>(std::string(field.name), field.least, budget ? most : field.most);
+  if (value) settings.set(field, *value);
+}
+
+template <class Fields>
+void read_setting(const Fields& fields, const CacheField<std::string>& field, int,
+                  Settings& settings) {
+  const std::string name(field.name);
+  const auto policy = fields.text(name);
+  if (!policy) return;
+  if (!is_policy_name(*policy) || !make_policy({.policy = *policy})->traits().evicts) {
+    fields.refuse(name, "'" + *policy + "' is not one of " + policy_names_text() +
+                            " that evicts: for a cache that does not, ask for strict");
   }
-  turn.prefill = *prefill == "guided" ? Prefill::kGuided : Prefill::kStream;
-  // Only where it is asked for: by default such a policy streams.
-  if (turn.prefill == Prefill::kGuided && !make_policy(turn.cache)->traits().guided) {
-    fields.refuse("prefill", "'guided': policy '" + turn.cache.policy +
-                                 "' takes no guide: use policy morphkv or rkv, or leave it out");
+  settings.set(field, *policy);
+}
+
+template <class Fields, class Choice>
+std::optional<Choice> read_choice(const Fields& fields, std::string_view name) {
+  const auto word = fields.text(std::string(name));
+  if (!word) return std::nullopt;
+  try {
+    return choice_of<Choice>(name, *word);
+  } catch (const std::invalid_argument& error) {
+    throw BadRequest(std::string(name), error.what());
+  }
+}
+
+template <class Fields, class Choice>
+  requires std::is_enum_v<Choice>
+void read_setting(const Fields& fields, const CacheField<Choice>& field, int, Settings& settings) {
+  if (const auto value = read_choice<Fields, Choice>(fields, field.name)) {
+    settings.set(field, *value);
   }
 }
 
@@ -193,92 +220,64 @@ std::vector<ChatMessage> read_messages(const Fields& fields) {
   return messages;
 }
 
-void add_guide(const llama_model* model, const std::string& text, llama_cpp::Turn& turn) {
-  // A guide is read in the middle of a text.
-  turn.guides.push_back(llama_cpp::tokenize_continuation(model, text));
-  turn.end_guides_too = true;
-}
-
-// The given field that validate() speaks of first, else where the settings come from.
-std::string field_at_fault(const std::string& what, const std::vector<std::string>& given,
-                           bool profile_given) {
-  std::string fault = profile_given ? "profile" : "budget";
+// The given field that an error of Settings::resolve() speaks of first, else where the settings come
+// from.
+template <class Fields>
+std::string field_at_fault(const std::string& what, const Fields& fields) {
+  std::string fault = fields.find("profile") != nullptr ? "profile" : "budget";
   std::size_t first = std::string::npos;
-  for (const std::string& name : given) {
-    const std::size_t place = what.find(name + " ");
-    if (place < first) {
-      first = place;
-      fault = name;
-    }
-  }
+  const auto look_for = [&](std::string_view name) {
+    const std::size_t place = what.find(std::string(name) + " ");
+    if (fields.find(std::string(name)) == nullptr || place >= first) return;
+    first = place;
+    fault = name;
+  };
+  for_each_cache_field([&](const auto& field) { look_for(field.name); });
+  look_for("prefill");
   return fault;
 }
 
 }  // namespace
 
-int RequestReader::read_rule(const Fields& fields, ParsedRequest& parsed) const {
-  llama_cpp::Turn& turn = parsed.request.turn;
-  CacheConfig cache = defaults_.cache;
-  int recent_percent = defaults_.recent_percent;
-  turn.prefill = defaults_.prefill;
-  std::string guide_text = defaults_.guide_text;
-  parsed.profile = defaults_.profile;
-  const int most = defaults_.cache.budget;
-  const auto profile_name = fields.text("profile");
-  if (profile_name) {
+// The server's settings, or within its budget those of a profile, with what the request replaces.
+Settings RequestReader::read_settings(const Fields& fields, std::uint32_t seed) const {
+  Settings settings = defaults_.settings;
+  const int most = settings.cache().budget;
+  if (const auto name = fields.text("profile")) {
     try {
-      const Profile& profile = find_profile(*profile_name);
-      cache = profile.cache;
-      cache.budget = most;
-      recent_percent = profile.recent_percent;
-      turn.prefill = profile.prefill == Prefill::kWhole ? Prefill::kStream : profile.prefill;
-      guide_text = profile.guide_text;
-      parsed.profile = profile.name;
+      settings = Settings(find_profile(*name));
     } catch (const std::invalid_argument& error) {
       throw BadRequest("profile", error.what());
     }
+    settings.set(kBudgetField, most);
   }
-  std::vector<std::string> given;
-  const auto rows = [&](const char* name, int low, int high, int& target) {
-    const auto value = fields.number<int>(name, low, high);
-    if (!value) return false;
-    target = *value;
-    given.emplace_back(name);
-    return true;
-  };
-  rows("budget", 1, most, cache.budget);
-  rows("n_sink", 0, kMaxBudget, cache.n_sink);
-  rows("window", 1, kMaxBudget, cache.window);
-  rows("pool", 1, kMaxBudget, cache.pool);
-  if (rows("recent", 0, kMaxBudget, cache.recent)) recent_percent = 0;
-  if (recent_percent > 0) cache.recent = recent_rows(recent_percent, cache);
-  if (const auto policy = fields.text("policy")) {
-    if (!is_policy_name(*policy) || *policy == "full") {
-      fields.refuse("policy", "'" + *policy + "' is not one of " + policy_names_text() +
-                                  " that evicts: for a cache that does not, ask for strict");
+  for_each_cache_field([&](const auto& field) {
+    // The seed is that of sampling.
+    if constexpr (!std::is_same_v<decltype(field), const CacheField<std::uint64_t>&>) {
+      read_setting(fields, field, most, settings);
     }
-    cache.policy = *policy;
+  });
+  if (const auto prefill = read_choice<Fields, Prefill>(fields, "prefill")) {
+    settings.set_prefill(*prefill);
   }
-  if (cache.policy == "random" && turn.sampling.seed != LLAMA_DEFAULT_SEED) {
-    cache.seed = turn.sampling.seed;
+  if (settings.cache().policy == "random" && seed != LLAMA_DEFAULT_SEED) {
+    settings.set(kSeedField, std::uint64_t{seed});
   }
-  try {
-    validate(cache);
-  } catch (const std::invalid_argument& error) {
-    throw BadRequest(field_at_fault(error.what(), given, profile_name.has_value()), error.what());
-  }
-  turn.cache = std::move(cache);
-  read_prefill(fields, turn);
-  if (!guide_text.empty() && turn.prefill == Prefill::kGuided) add_guide(model_, guide_text, turn);
-  return recent_percent;
+  return settings;
 }
 
-int RequestReader::read_common(const Fields& fields, ParsedRequest& parsed) const {
+Settings RequestReader::read_common(const Fields& fields, ParsedRequest& parsed) const {
   refuse_unsupported(fields);
   static_cast<void>(fields.text("model"));
   llama_cpp::Turn& turn = parsed.request.turn;
   read_sampling(fields, turn.sampling);
-  const int recent_percent = read_rule(fields, parsed);
+  Settings settings = read_settings(fields, turn.sampling.seed);
+  try {
+    parsed.settings = settings.resolve();
+  } catch (const std::invalid_argument& error) {
+    throw BadRequest(field_at_fault(error.what(), fields), error.what());
+  }
+  turn.use(parsed.settings, model_);
   parsed.request.stop = read_stops(fields);
   turn.max_tokens = fields.number<int>("max_tokens", 0, kMaxInt).value_or(-1);
   turn.max_tokens =
@@ -304,25 +303,24 @@ int RequestReader::read_common(const Fields& fields, ParsedRequest& parsed) cons
     parsed.include_usage =
         Fields(*options, "stream_options.").flag("include_usage").value_or(false);
   }
-  return recent_percent;
+  return settings;
 }
 
-void RequestReader::pin_system(const std::vector<ChatMessage>& messages, int recent_percent,
+void RequestReader::pin_system(const std::vector<ChatMessage>& messages, Settings settings,
                                ParsedRequest& parsed) const {
   llama_cpp::Turn& turn = parsed.request.turn;
   if (messages.front().role != "system") {
     throw BadRequest("pin_system", "pin_system has no system message to pin: give one first");
   }
   const int tokens = llama_cpp::tokens_of_first(model_, render_, messages, 1, turn.prompt);
-  turn.cache.n_sink = std::max(turn.cache.n_sink, tokens);
-  // As in `morphkv run`: the tail is a share of what the sinks leave.
-  if (recent_percent > 0) turn.cache.recent = recent_rows(recent_percent, turn.cache);
+  settings.pin(tokens);
   try {
-    validate(turn.cache);
+    parsed.settings = settings.resolve();
   } catch (const std::invalid_argument& error) {
     throw BadRequest("pin_system", "pin_system: the system message takes " +
                                        std::to_string(tokens) + " tokens; " + error.what());
   }
+  turn.cache = parsed.settings.cache;
 }
 
 ParsedRequest RequestReader::chat(std::string_view body) const {
@@ -331,7 +329,7 @@ ParsedRequest RequestReader::chat(std::string_view body) const {
   ParsedRequest parsed;
   if (!render_) throw BadRequest("messages", "the model has no chat template: use completions");
   const std::vector<ChatMessage> messages = read_messages(fields);
-  const int recent_percent = read_common(fields, parsed);
+  Settings settings = read_common(fields, parsed);
   llama_cpp::Turn& turn = parsed.request.turn;
   parsed.logprobs = fields.flag("logprobs").value_or(false);
   const auto top = fields.number<int>("top_logprobs", 0, 20);
@@ -343,7 +341,7 @@ ParsedRequest RequestReader::chat(std::string_view body) const {
     turn.prompt = tokens_of(render_(messages, true), true, turn.allow_past_training);
     turn.question = llama_cpp::question_in(model_, render_, messages, turn.prompt);
     if (fields.flag("pin_system").value_or(false)) {
-      pin_system(messages, recent_percent, parsed);
+      pin_system(messages, std::move(settings), parsed);
     }
   } catch (const llama_cpp::TooLong&) {
     throw;

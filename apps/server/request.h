@@ -15,13 +15,9 @@
 
 namespace morphkv::server {
 
-// What a request that says nothing else gets.
+// What a request gets that says nothing else, and what it may ask for.
 struct RequestDefaults {
-  CacheConfig cache;       // its budget is the most that a request may ask for
-  int recent_percent = 0;  // protected tail as a share of the budget; 0 = cache.recent
-  Prefill prefill = Prefill::kGuided;
-  std::string guide_text;  // of the profile, beside the prompt's end; may be empty
-  std::string profile;     // its name
+  Settings settings;  // their budget is the most that a request may ask for
   bool allow_past_training = false;
   std::chrono::milliseconds timeout{0};  // the most that a request may ask for; 0 = none
   int slots = 1;
@@ -29,7 +25,7 @@ struct RequestDefaults {
 
 struct ParsedRequest {
   Request request;
-  std::string profile;
+  ResolvedSettings settings;  // that the turn runs by
   bool stream = false;
   bool include_usage = false;
   bool logprobs = false;
@@ -65,10 +61,10 @@ class RequestReader {
 
  private:
   class Fields;
-  // Return the share of the budget that the protected tail is; 0: it has a length of its own.
-  int read_common(const Fields& fields, ParsedRequest& parsed) const;
-  int read_rule(const Fields& fields, ParsedRequest& parsed) const;
-  void pin_system(const std::vector<llama_cpp::ChatMessage>& messages, int recent_percent,
+  // Return the settings that the request asks for.
+  Settings read_common(const Fields& fields, ParsedRequest& parsed) const;
+  Settings read_settings(const Fields& fields, std::uint32_t seed) const;
+  void pin_system(const std::vector<llama_cpp::ChatMessage>& messages, Settings settings,
                   ParsedRequest& parsed) const;
 
   std::vector<llama_token> tokens_of(const std::string& text, bool parse_special,

@@ -2,6 +2,7 @@
 // docs/quality.md. MorphKVCache's own defaults are the reference's (CacheConfig).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -20,6 +21,8 @@ enum class Prefill : std::uint8_t {
             // cache then freed
 };
 std::string_view to_string(Prefill prefill);
+template <>
+inline constexpr std::array kChoices<Prefill>{Prefill::kGuided, Prefill::kStream, Prefill::kWhole};
 
 struct Profile {
   std::string_view name;
@@ -30,7 +33,8 @@ struct Profile {
   // A text that guides beside the prompt's own end, for questions that nobody has asked yet.
   std::string_view guide_text = {};
 
-  // The settings with that budget. They may not be valid: a small one leaves no room for the tail.
+  // Its rule with that budget (Settings::cache()). It may not be valid: a small budget leaves no
+  // room for the tail.
   CacheConfig with_budget(int budget) const;
 };
 

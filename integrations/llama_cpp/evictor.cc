@@ -45,6 +45,14 @@ int bounded_micro_batch(int asked, int budget) {
   return std::min(asked, std::max(budget, kMinMicroBatch));
 }
 
+std::string lowered_notice(int asked, int budget) {
+  const int micro_batch = bounded_micro_batch(asked, budget);
+  if (micro_batch == asked) return "";
+  return "micro-batch lowered from " + std::to_string(asked) + " to " +
+         std::to_string(micro_batch) + " tokens, to suit a budget of " + std::to_string(budget) +
+         " rows";
+}
+
 Position Checkpoint::offset() const { return state_->ledger.offset(); }
 int Checkpoint::rows() const { return static_cast<int>(state_->cells.size()); }
 std::size_t Checkpoint::bytes() const { return state_->engine.bytes.size(); }
@@ -136,18 +144,12 @@ std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens,
   require_whole_blocks(model_, "key", params.type_k);
   require_whole_blocks(model_, "value", params.type_v);
   const int budget = options_.cache.budget;
-  std::string notice;
   // As the engine reads them: a micro-batch is no larger than a batch, 0 = as large as the batch.
   const std::uint32_t batch = params.n_batch == 0 ? params.n_ubatch : params.n_batch;
   const int asked =
       static_cast<int>(params.n_ubatch == 0 ? batch : std::min(params.n_ubatch, batch));
   const bool evicts = rule(0).traits.evicts;
   const int micro_batch = evicts ? bounded_micro_batch(asked, budget) : asked;
-  if (micro_batch < asked) {
-    notice = "micro-batch lowered from " + std::to_string(asked) + " to " +
-             std::to_string(micro_batch) + " tokens, to suit a budget of " +
-             std::to_string(budget) + " rows";
-  }
   const int call = std::max(micro_batch, call_tokens);
   int cells = round_up(evicts ? budget + call : call, kCellGranularity);
   const int n_swa = llama_model_n_swa(model_);
@@ -163,7 +165,7 @@ std::string Evictor::Impl::attach(llama_context_params& params, int call_tokens,
   params.swa_full = false;
   guide_tokens_ = guide_tokens;
   tap_.install(params);
-  return notice;
+  return evicts ? lowered_notice(asked, budget) : "";
 }
 
 void Evictor::Impl::bind(llama_context* context) {

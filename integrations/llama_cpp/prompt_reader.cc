@@ -4,11 +4,11 @@
 
 namespace morphkv::llama_cpp {
 
-GuidePlan plan_guides(const Prompt& prompt, int wanted, int most) {
+GuidePlan plan_guides(const Prompt& prompt, int wanted, int most, int most_guide) {
   const int usual = std::min(kGuideTokens, std::max(1, most / 8));
   const auto question = static_cast<int>(prompt.tokens.size() - prompt.question);
   GuidePlan plan;
-  plan.tail = std::clamp(wanted > 0 ? wanted : usual, 1, std::min(question, most));
+  plan.tail = std::clamp(wanted > 0 ? wanted : usual, 1, std::min({question, most, most_guide}));
   plan.guide = prompt.guides.empty() || prompt.end_guides_too ? plan.tail : 0;
   for (const auto& guide : prompt.guides) {
     plan.guide = std::max(plan.guide, static_cast<int>(guide.size()));

@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "morphkv/llama_cpp/evictor.h"
-#include "morphkv/llama_cpp/session.h"
+#include "morphkv/llama_cpp/turn.h"
 
 namespace morphkv::llama_cpp {
 
-// Sizes of guided reading. A piece and its guide fill `most` tokens, or the piece half of them.
+// Sizes of guided reading. A piece and its guide fill a call, or the piece half of it.
 struct GuidePlan {
   int tail = 0;   // the prompt's last tokens that ask
   int piece = 0;  // tokens between two evictions
   int guide = 0;  // most tokens of a guide after a piece
-  int most_asking() const { return guide > tail ? guide : tail; }
 };
-// `wanted`: tokens of the tail, 0 = the usual number.
-GuidePlan plan_guides(const Prompt& prompt, int wanted, int most);
+// `wanted`: tokens of the tail, 0 = the usual number. `most`: tokens of a piece and its guide;
+// `most_guide`: those of a guide.
+GuidePlan plan_guides(const Prompt& prompt, int wanted, int most, int most_guide);
 
 class PromptReader {
  public:

@@ -18,7 +18,8 @@ namespace morphkv::llama_cpp {
 namespace {
 
 constexpr FileKind kSavedText{
-    {'m', 'k', 'v', 't', 'e', 'x', 't', '\n'}, 1, "saved morphkv session"};
+    {'m', 'k', 'v', 't', 'e', 'x', 't', '\n'}, 2, "saved morphkv session", 1};
+constexpr std::uint32_t kWithMessages = 2;  // the first version that has them
 
 void require(bool holds, const std::string& what) {
   if (!holds) throw std::invalid_argument(what);
@@ -39,6 +40,7 @@ struct SavedLayer {
 struct Saved {
   std::string model;
   std::vector<llama_token> tokens;
+  std::vector<ChatMessage> messages;
   CacheConfig config;
   Position offset = 0;
   std::vector<int> cells;  // of the labels, ascending
@@ -64,9 +66,17 @@ void engine_fields(Archive& archive, State& engine) {
   archive.list(engine.bytes);
 }
 
+template <typename Archive, typename Message>
+void message_fields(Archive& archive, Message& message) {
+  archive.list(message.role);
+  archive.list(message.content);
+}
+
 void write(Writer& out, const Saved& s) {
   out.list(s.model);
   out.list(s.tokens);
+  out.value(static_cast<std::uint64_t>(s.messages.size()));
+  for (const ChatMessage& message : s.messages) message_fields(out, message);
   config_fields(out, s.config);
   out.value(s.offset);
   out.list(s.cells);
@@ -125,10 +135,13 @@ void check_rows(const Saved& s) {
   }
 }
 
-Saved read(Reader& in, int most_budget) {
+Saved read(Reader& in, std::uint32_t version, int most_budget) {
   Saved s;
   in.list(s.model);
   in.list(s.tokens);
+  std::uint64_t messages = 0;
+  if (version >= kWithMessages) in.value(messages);
+  for (std::uint64_t i = 0; i < messages; ++i) message_fields(in, s.messages.emplace_back());
   config_fields(in, s.config);
   check_config(s.config, most_budget);
   in.value(s.offset);
@@ -187,7 +200,14 @@ std::string SavedText::to_bytes() const {
   const auto row_of = [&](int cell) {
     return static_cast<int>(std::ranges::lower_bound(state.cells, cell) - state.cells.begin());
   };
-  Saved s{model, tokens, state.config, state.ledger.offset(), {}, {}, state.engine};
+  Saved s{.model = model,
+          .tokens = tokens,
+          .messages = messages,
+          .config = state.config,
+          .offset = state.ledger.offset(),
+          .cells = {},
+          .layers = {},
+          .engine = state.engine};
   for (const int cell : state.ledger.snapshot().cells) s.cells.push_back(row_of(cell));
   for (std::size_t i = 0; i < state.layers.size(); ++i) {
     const LayerRetention& rows = state.layers[i];
@@ -207,8 +227,9 @@ std::string SavedText::to_bytes() const {
 }
 
 SavedText SavedText::from_bytes(std::string_view bytes, int most_budget) {
-  Reader reader(unseal(kSavedText, bytes));
-  Saved s = read(reader, most_budget);
+  std::uint32_t version = 0;
+  Reader reader(unseal(kSavedText, bytes, &version));
+  Saved s = read(reader, version, most_budget);
   const auto n_cells = static_cast<int>(s.rows());
   Checkpoint::State state{.config = s.config,
                           .ledger = CellLedger(n_cells, s.config.n_sink),
@@ -236,7 +257,8 @@ SavedText SavedText::from_bytes(std::string_view bytes, int most_budget) {
   }
   state.call.queries.resize(state.layers.size());
   return {std::move(s.model), std::move(s.tokens),
-          Checkpoint(std::make_shared<const Checkpoint::State>(std::move(state)))};
+          Checkpoint(std::make_shared<const Checkpoint::State>(std::move(state))),
+          std::move(s.messages)};
 }
 
 void SavedText::require_model(const llama_model* m, ggml_type type_k, ggml_type type_v) const {

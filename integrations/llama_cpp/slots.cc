@@ -1,17 +1,17 @@
 #include "morphkv/llama_cpp/slots.h"
 
 #include <algorithm>
-#include <thread>
+#include <chrono>
 #include <utility>
 
-#include "bounded_sequence.h"
+#include "morphkv/llama_cpp/engine_context.h"
 #include "morphkv/llama_cpp/model_file.h"
-#include "morphkv/llama_cpp/saved_text.h"
 #include "prompt_reader.h"
-#include "turn_check.h"
 
 namespace morphkv::llama_cpp {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr int kMostSlice = 63;  // tokens of a prompt in one step, where slots share it
 // Tokens of a step that are read: the fewer, the sooner comes who waits for the next one.
@@ -21,22 +21,36 @@ constexpr int kPartBesideAnswers = 8;  // while somebody does
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
-const SlotsOptions& checked(const SlotsOptions& o) {
+// The options with the piece lowered to the budget.
+SlotsOptions settled(SlotsOptions o) {
   if (o.slots < 1 || o.slots > kMostSequences) {
     refuse("slots " + std::to_string(o.slots) + ": give 1 to " + std::to_string(kMostSequences));
   }
-  if (o.piece < 32) refuse("piece " + std::to_string(o.piece) + " is below 32 tokens");
-  if (o.batch_tokens < o.slots || o.batch_tokens < 32) {
-    refuse("batch size " + std::to_string(o.batch_tokens) + " is below " +
-           std::to_string(std::max(32, o.slots)) + ": give at least 32, and a token for each slot");
+  if (o.piece < 1) refuse("piece " + std::to_string(o.piece) + " is below 1 token");
+  if (o.guide_tokens < 1) {
+    refuse("guide tokens " + std::to_string(o.guide_tokens) + " are below 1");
   }
-  if (o.threads < 0) refuse("threads " + std::to_string(o.threads) + " is negative");
+  if (o.threads < 0) {
+    refuse("threads " + std::to_string(o.threads) + " is negative: use 0 for one per core");
+  }
+  if (o.evicts) o.piece = bounded_micro_batch(o.piece, o.budget);
+  if (o.call_tokens == 0) {
+    // A guide longer than half a piece stands behind half a piece, or a prompt's end as long.
+    const int behind = std::max((o.piece + 1) / 2, o.guide_tokens);
+    o.call_tokens = o.evicts ? std::max(o.piece, behind + o.guide_tokens) : o.budget;
+  }
+  if (o.batch_tokens < o.slots || (o.slots > 1 && o.batch_tokens < kLeastStep)) {
+    refuse("batch size " + std::to_string(o.batch_tokens) + " is below " +
+           std::to_string(std::max(kLeastStep, o.slots)) + ": give at least " +
+           std::to_string(kLeastStep) + ", and a token for each slot");
+  }
   return o;
 }
 
 // The rule that stands in a slot until a turn brings its own.
-CacheConfig reserved(int budget) {
-  return {.budget = budget, .n_sink = 0, .window = 1, .queries = QuerySource::kAttention};
+CacheConfig reserved(const SlotsOptions& o) {
+  if (!o.evicts) return {.budget = o.budget, .n_sink = 0, .window = 1, .policy = "full"};
+  return {.budget = o.budget, .n_sink = 0, .window = 1, .queries = QuerySource::kAttention};
 }
 
 struct BatchDeleter {
@@ -66,21 +80,33 @@ class Batch {
   std::unique_ptr<llama_batch, BatchDeleter> batch_;
 };
 
+// A context of its own for a prompt that is read whole.
+struct LargerContext {
+  Evictor evictor;
+  ContextPtr context;  // after the evictor: it calls that back
+};
+
 struct Slot {
-  std::vector<llama_token> seen;  // evaluated and taken over
+  std::vector<llama_token> text;  // read and written; all but the end of it is evaluated
   bool busy = false;
   Turn turn;
   Slots::Handler handler;
-  std::optional<PromptReader> reader;  // while the prompt is read
+  std::optional<PromptReader> reader;    // while the prompt is read
+  std::unique_ptr<LargerContext> whole;  // while it is read whole
   std::optional<Sampler> sampler;
-  llama_token pending = 0;  // chosen, not evaluated yet
   int reused = 0;
   int generated = 0;
   int limit = 0;              // of generated tokens
-  std::vector<float> logits;  // [vocabulary] of the next token, once they are known
+  std::vector<float> logits;  // [vocabulary] of the token that follows
+  std::optional<Prefill> mode;
+  int guide_tokens = 0;
+  double guide_ms = 0.0;
   // In this step:
-  int tokens = 0;      // of the prompt or a guide
-  int logits_at = -1;  // place in the batch of the logits that are wanted
+  int tokens = 0;         // of the prompt or a guide
+  int logits_at = -1;     // place in the batch of the logits that are wanted
+  bool answered = false;  // the token chosen last is in the batch
+  bool asked = false;     // the tokens are a guide's
+  bool chooses = false;   // its logits are known, and no token is chosen yet
 };
 
 }  // namespace
@@ -89,26 +115,27 @@ class Slots::Impl {
  public:
   Impl(const llama_model* model, const SlotsOptions& options)
       : model_(model),
-        options_(checked(options)),
-        evictor_(model, {.cache = reserved(options.budget),
-                         .sequences = options.slots,
-                         .poison_freed_rows = std::nullopt}),
-        slots_(static_cast<std::size_t>(options.slots)),
-        batch_(options.batch_tokens),
-        trained_length_(llama_model_n_ctx_train(model)),
+        options_(settled(options)),
+        evictor_(model, {.cache = reserved(options_), .sequences = options_.slots}),
+        slots_(static_cast<std::size_t>(options_.slots)),
+        batch_(options_.batch_tokens),
+        trained_length_(trained_length(model)),
         n_vocab_(static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)))) {
-    make_context();
+    if (options_.reserve) require_context();
   }
 
-  void check(const Turn& turn) const { check_turn(turn, options_, model_); }
+  void check(const Turn& turn) const { check_turn(turn, limits(), model_); }
   int reusable(int slot, const Turn& turn) const;
   void begin(int slot, Turn turn, Handler handler);
   bool step();
   void end(int slot);
+  void interrupt(int slot);
   void erase(int slot);
-  std::string save(int slot) const;
-  void restore(int slot, std::string_view bytes);
+  std::string save(int slot, std::vector<ChatMessage> messages) const;
+  void restore(int slot, const SavedText& saved);
   SlotStats stats(int slot) const;
+  std::span<const llama_token> seen(const Slot& slot) const;
+  std::size_t kv_bytes_allocated() const;
 
   const Slot& at(int slot) const {
     if (slot < 0 || slot >= options_.slots) {
@@ -119,25 +146,39 @@ class Slots::Impl {
   }
   Slot& at(int slot) { return const_cast<Slot&>(std::as_const(*this).at(slot)); }
   const Evictor& evictor() const { return evictor_; }
+  llama_context* context() const { return context_.get(); }
   const SlotsOptions& options() const { return options_; }
 
  private:
-  void make_context();
+  TurnLimits limits() const;
+  ContextPtr make_context(Evictor& evictor, int call_tokens, int guide_tokens);
+  void require_context();
+  bool cancelled() const { return !making_ && options_.cancelled && options_.cancelled(); }
+  Evictor& evictor_of(Slot& slot) { return slot.whole ? slot.whole->evictor : evictor_; }
+  const Evictor& evictor_of(const Slot& slot) const {
+    return slot.whole ? slot.whole->evictor : evictor_;
+  }
+  llama_seq_id sequence_of(const Slot& slot) const { return slot.whole ? 0 : id_of(slot); }
   int covered(const Slot& slot, std::span<const llama_token> prompt) const;
   std::string token_identity(llama_token token) const;
-  static void go_on_from(const Slot& slot, int reused, Turn& turn);
-  Prompt prompt_of(const Turn& turn, int begin) const;
-  void make_reader(int slot);
+  void go_on_from(const Slot& slot, int reused, Turn& turn) const;
+  int token_limit(const Turn& turn) const;
+  void make_reader(Slot& slot);
+  void enlarge(Slot& slot, int rows);
+  void come_back(Slot& slot);
+  void read_whole(Slot& slot);
   void fill_batch();
-  Position next_position(int id) const;
+  Position next_position(const Slot& slot) const;
   void share_out(std::span<const int> readers);
   int most_of(int id, int room) const;
   void add_tokens(int slot, int n);
   void take_over();
+  void evaluated(Slot& slot, int tokens);
+  void take_logits(Slot& slot, llama_context* context, int at);
   void choose_tokens();
-  void choose(int slot);
-  void finish(int slot, FinishReason reason);
-  void fail(int slot, const std::string& why);
+  void choose(Slot& slot);
+  void finish(Slot& slot, FinishReason reason);
+  void fail(Slot& slot, const std::string& why);
   void go_back_to(int id, const Checkpoint& moment);
   int id_of(const Slot& slot) const { return static_cast<int>(&slot - slots_.data()); }
 
@@ -147,41 +188,56 @@ class Slots::Impl {
   std::vector<Slot> slots_;
   Batch batch_;
   ContextPtr context_;  // after evictor_: the context calls it back
+  bool making_ = false;
   int trained_length_;  // 0 = unknown
   std::size_t n_vocab_;
 };
 
-void Slots::Impl::make_context() {
-  llama_context_params params = llama_context_default_params();
-  const int threads = options_.threads > 0
-                          ? options_.threads
-                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  params.n_threads = params.n_threads_batch = threads;
+// A guide that slides over a window is one micro-batch.
+TurnLimits Slots::Impl::limits() const {
+  return {.budget = options_.budget,
+          .guide_tokens = std::min(options_.guide_tokens, options_.batch_tokens),
+          .evicts = options_.evicts};
+}
+
+ContextPtr Slots::Impl::make_context(Evictor& evictor, int call_tokens, int guide_tokens) {
+  llama_context_params params =
+      context_params(options_.threads, options_.batch_tokens, options_.type_k, options_.type_v);
+  params.abort_callback_data = this;
+  params.abort_callback = [](void* self) { return static_cast<Impl*>(self)->cancelled(); };
+  evictor.attach(params, call_tokens, guide_tokens);
+  // The batch is bounded by what a step takes, not by the budget: a piece may be several batches.
   params.n_batch = params.n_ubatch = static_cast<std::uint32_t>(options_.batch_tokens);
-  params.type_k = options_.type_k;
-  params.type_v = options_.type_v;
-  params.no_perf = true;
-  params.n_seq_max = static_cast<std::uint32_t>(options_.slots);
-  params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-  evictor_.attach(params, options_.piece, kMostGuide);
-  // The batch is bounded by what a step takes, not by the budget: a piece is several batches.
-  params.n_batch = params.n_ubatch = static_cast<std::uint32_t>(options_.batch_tokens);
-  context_.reset(llama_init_from_model(const_cast<llama_model*>(model_), params));
-  if (!context_) {
-    throw EngineError("llama.cpp could not make a context of " + std::to_string(params.n_ctx) +
-                      " cells; lower the number of slots or the budget");
+  making_ = true;  // which is not interrupted
+  try {
+    ContextPtr context = llama_cpp::make_context(model_, params);
+    evictor.bind(context.get());
+    making_ = false;
+    return context;
+  } catch (...) {
+    making_ = false;
+    throw;
   }
-  evictor_.bind(context_.get());
+}
+
+void Slots::Impl::require_context() {
+  if (!context_) context_ = make_context(evictor_, options_.call_tokens, options_.guide_tokens);
+}
+
+std::span<const llama_token> Slots::Impl::seen(const Slot& slot) const {
+  const Position offset = evictor_of(slot).offset(sequence_of(slot));
+  return std::span(slot.text).first(static_cast<std::size_t>(offset));
 }
 
 // How many tokens of the prompt say what the slot has seen, or -1. Generated text may come back cut
 // into other tokens: then the texts must agree, and end where a token of the prompt ends.
 int Slots::Impl::covered(const Slot& slot, std::span<const llama_token> prompt) const {
+  const std::span<const llama_token> seen = this->seen(slot);
   const auto [seen_rest, prompt_rest] =
-      std::mismatch(slot.seen.begin(), slot.seen.end(), prompt.begin(), prompt.end());
+      std::mismatch(seen.begin(), seen.end(), prompt.begin(), prompt.end());
   auto next = prompt_rest;
   std::string ahead;  // of the prompt, beyond what has been compared
-  for (auto token = seen_rest; token != slot.seen.end(); ++token) {
+  for (auto token = seen_rest; token != seen.end(); ++token) {
     const std::string text = token_identity(*token);
     while (ahead.size() < text.size() && next != prompt.end()) ahead += token_identity(*next++);
     if (!ahead.starts_with(text)) return -1;
@@ -200,7 +256,7 @@ std::string Slots::Impl::token_identity(llama_token token) const {
 int Slots::Impl::reusable(int id, const Turn& turn) const {
   const Slot& slot = at(id);
   const bool whole = evictor_.stats(id).rows_evicted == 0 || !turn.strict;
-  if (slot.seen.empty() || !whole || evictor_.config(id) != turn.cache) return 0;
+  if (seen(slot).empty() || !whole || evictor_.config(id) != turn.cache) return 0;
   const int tokens = covered(slot, turn.prompt);
   // The last token of a prompt is always evaluated: its logits are wanted.
   return tokens < std::ssize(turn.prompt) ? std::max(0, tokens) : 0;
@@ -211,78 +267,159 @@ void Slots::Impl::begin(int id, Turn turn, Handler handler) {
   if (slot.busy) refuse("slot " + std::to_string(id) + " is busy");
   check(turn);
   Sampler sampler(model_, turn.sampling);
-  if (const int reused = reusable(id, turn); reused > 0) {
-    go_on_from(slot, reused, turn);
-  } else {
-    evictor_.clear(turn.cache, id);
-    slot.seen.clear();
-  }
+  const int reused = reusable(id, turn);
+  const int seen_before = reused > 0 ? static_cast<int>(seen(slot).size()) : 0;
+  if (reused > 0) go_on_from(slot, reused, turn);
+  const int rows = (reused > 0 ? evictor_.stats(id).rows_kept : 0) +
+                   static_cast<int>(turn.prompt.size()) - seen_before;
+  const bool evicts = make_policy(turn.cache)->traits().evicts;
+  std::optional<Prefill> mode;
+  if (evicts && rows > turn.cache.budget) mode = turn.prefill;
+  const bool whole = mode == Prefill::kWhole;
+  if (!whole || reused > 0) require_context();
+  if (reused == 0 && context_) evictor_.clear(turn.cache, id);
+  slot.reader.reset();
+  slot.text = turn.prompt;
   slot.turn = std::move(turn);
   slot.handler = std::move(handler);
   slot.sampler = std::move(sampler);
-  slot.reused = static_cast<int>(slot.seen.size());
-  slot.generated = 0;
-  slot.logits.clear();
-  slot.limit = slot.turn.max_tokens >= 0 ? slot.turn.max_tokens : kTokenCap;
-  if (slot.turn.strict) {  // the last token needs no row
-    const auto room = slot.turn.cache.budget - static_cast<int>(slot.turn.prompt.size()) + 1;
-    slot.limit = std::min(slot.limit, room);
+  slot.mode = mode;
+  slot.reused = seen_before;
+  slot.generated = slot.guide_tokens = 0;
+  slot.guide_ms = 0.0;
+  slot.chooses = false;
+  slot.limit = token_limit(slot.turn);
+  try {
+    if (whole) enlarge(slot, rows);
+    make_reader(slot);
+  } catch (...) {
+    erase(id);
+    throw;
   }
   slot.busy = true;
-  make_reader(id);
 }
 
 // The beginning of the prompt becomes the tokens that the slot has seen.
-void Slots::Impl::go_on_from(const Slot& slot, int reused, Turn& turn) {
+void Slots::Impl::go_on_from(const Slot& slot, int reused, Turn& turn) const {
+  const std::span<const llama_token> seen = this->seen(slot);
   turn.prompt.erase(turn.prompt.begin(), turn.prompt.begin() + reused);
-  turn.prompt.insert(turn.prompt.begin(), slot.seen.begin(), slot.seen.end());
+  turn.prompt.insert(turn.prompt.begin(), seen.begin(), seen.end());
   if (turn.question >= static_cast<std::size_t>(reused)) {
-    turn.question += slot.seen.size() - static_cast<std::size_t>(reused);
+    turn.question += seen.size() - static_cast<std::size_t>(reused);
   }
 }
 
-Prompt Slots::Impl::prompt_of(const Turn& turn, int begin) const {
-  const auto first = static_cast<std::size_t>(begin);
-  return {.tokens = std::span(turn.prompt).subspan(first),
-          .guides = turn.guides,
-          .end_guides_too = turn.end_guides_too,
-          .question = std::max(turn.question, first) - first};
+// Without a limit of the turn's own the trained length ends the answer, or the cap where nobody
+// knows it. The last token of an answer needs no row.
+int Slots::Impl::token_limit(const Turn& turn) const {
+  const bool ends = !turn.allow_past_training && trained_length_ > 0;
+  int limit = turn.max_tokens >= 0 ? turn.max_tokens : ends ? trained_length_ : kTokenCap;
+  const auto prompt = static_cast<int>(turn.prompt.size());
+  if (turn.strict) limit = std::min(limit, turn.cache.budget - prompt + 1);
+  if (!options_.evicts) limit = std::min(limit, options_.budget - prompt + 1);
+  return limit;
 }
 
-void Slots::Impl::make_reader(int id) {
-  Slot& slot = at(id);
+void Slots::Impl::make_reader(Slot& slot) {
   const Turn& turn = slot.turn;
-  const Prompt prompt = prompt_of(turn, slot.reused);
-  const int rows = evictor_.stats(id).rows_kept + static_cast<int>(prompt.tokens.size());
-  const int most = std::min(options_.piece, std::max(32, turn.cache.budget));
-  if (turn.prefill == Prefill::kGuided && evictor_.takes_guides(id) && rows > turn.cache.budget) {
-    GuidePlan plan = plan_guides(prompt, 0, most);
-    slot.reader.emplace(evictor_, id, prompt, plan);
+  Evictor& evictor = evictor_of(slot);
+  const llama_seq_id id = sequence_of(slot);
+  const auto first = static_cast<std::size_t>(slot.reused);
+  const Prompt prompt{.tokens = std::span(turn.prompt).subspan(first),
+                      .guides = turn.guides,
+                      .end_guides_too = turn.end_guides_too,
+                      .question = std::max(turn.question, first) - first};
+  const int most = bounded_micro_batch(options_.piece, turn.cache.budget);
+  if (slot.mode == Prefill::kGuided && !evictor.takes_guides(id)) slot.mode = Prefill::kStream;
+  if (slot.mode == Prefill::kGuided) {
+    const GuidePlan plan = plan_guides(prompt, turn.guide, most, limits().guide_tokens);
+    slot.guide_tokens = plan.tail;
+    for (const auto& guide : turn.guides) slot.guide_tokens += static_cast<int>(guide.size());
+    slot.reader.emplace(evictor, id, prompt, plan);
   } else {
-    slot.reader.emplace(evictor_, id, prompt.tokens, most);
+    const auto tokens = static_cast<int>(prompt.tokens.size());
+    slot.reader.emplace(evictor, id, prompt.tokens, slot.whole ? tokens : most);
   }
+}
+
+// Reads the rest of the prompt in a context that has room for all of it.
+void Slots::Impl::enlarge(Slot& slot, int rows) {
+  const int id = id_of(slot);
+  auto whole = std::make_unique<LargerContext>(
+      LargerContext{Evictor(model_, {.cache = slot.turn.cache}), nullptr});
+  whole->context = make_context(whole->evictor, rows - slot.turn.cache.budget, 0);
+  if (slot.reused > 0) whole->evictor.restore(evictor_.checkpoint(id));
+  slot.whole = std::move(whole);
+}
+
+// With the rows that are left of a whole prompt. The larger cache goes before a smaller one comes.
+void Slots::Impl::come_back(Slot& slot) {
+  const Checkpoint rows = slot.whole->evictor.checkpoint();
+  slot.whole.reset();
+  require_context();
+  evictor_.clear(slot.turn.cache, id_of(slot));
+  evictor_.restore(rows, id_of(slot));
 }
 
 bool Slots::Impl::step() {
-  fill_batch();
-  if (batch_.size() == 0) return false;
-  const int status = llama_decode(context_.get(), batch_.get());
-  if (status != 0) {
-    for (Slot& slot : slots_) {
-      if (slot.tokens > 0 || slot.logits_at >= 0) {
-        fail(id_of(slot), "llama_decode failed with status " + std::to_string(status));
-      }
+  bool worked = false;
+  for (Slot& slot : slots_) {
+    if (!slot.whole) continue;
+    worked = true;
+    try {
+      read_whole(slot);
+    } catch (const EngineError& error) {
+      fail(slot, error.what());
     }
-    return true;
   }
-  take_over();
+  fill_batch();
+  if (batch_.size() > 0) {
+    worked = true;
+    const Clock::time_point start = Clock::now();
+    const int status = llama_decode(context_.get(), batch_.get());
+    if (status == 2 || (status == 0 && cancelled())) {
+      for (Slot& slot : slots_) {
+        if (slot.tokens > 0 || slot.answered) interrupt(id_of(slot));
+      }
+      return true;
+    }
+    if (status != 0) {
+      for (Slot& slot : slots_) {
+        if (slot.tokens > 0 || slot.answered) {
+          fail(slot, "llama_decode failed with status " + std::to_string(status));
+        }
+      }
+      return true;
+    }
+    take_over();
+    const std::chrono::duration<double, std::milli> ms = Clock::now() - start;
+    for (Slot& slot : slots_) {
+      if (slot.asked) slot.guide_ms += ms.count() * slot.tokens / batch_.size();
+    }
+  }
   choose_tokens();
-  return true;
+  return worked;
+}
+
+// One batch of it; all that is read is decided about at its end.
+void Slots::Impl::read_whole(Slot& slot) {
+  llama_context* context = slot.whole->context.get();
+  const auto tokens = slot.reader->next().first(
+      std::min(slot.reader->next().size(), static_cast<std::size_t>(llama_n_ubatch(context))));
+  // The engine's batch is not const, it does not write to the tokens.
+  const int status =
+      llama_decode(context, llama_batch_get_one(const_cast<llama_token*>(tokens.data()),
+                                                static_cast<std::int32_t>(tokens.size())));
+  if (status == 2 || (status == 0 && cancelled())) return interrupt(id_of(slot));
+  if (status != 0) throw EngineError("llama_decode failed with status " + std::to_string(status));
+  if (tokens.size() == slot.reader->next().size()) take_logits(slot, context, -1);
+  evaluated(slot, static_cast<int>(tokens.size()));
+  if (!slot.reader) come_back(slot);
 }
 
 // Behind all that the engine holds: tokens of a piece or a guide may wait to be taken over.
-Position Slots::Impl::next_position(int id) const {
-  return llama_memory_seq_pos_max(llama_get_memory(context_.get()), id) + 1;
+Position Slots::Impl::next_position(const Slot& slot) const {
+  return llama_memory_seq_pos_max(llama_get_memory(context_.get()), id_of(slot)) + 1;
 }
 
 // The tokens chosen last, then a share of the prompts.
@@ -292,7 +429,8 @@ void Slots::Impl::fill_batch() {
   for (Slot& slot : slots_) {
     slot.tokens = 0;
     slot.logits_at = -1;
-    if (slot.busy && slot.reader) readers.push_back(id_of(slot));
+    slot.answered = slot.asked = false;
+    if (slot.busy && slot.reader && !slot.whole) readers.push_back(id_of(slot));
   }
   const bool slides = llama_model_n_swa(model_) > 0;
   for (const int id : readers) {
@@ -303,9 +441,10 @@ void Slots::Impl::fill_batch() {
     }
   }
   for (Slot& slot : slots_) {
-    if (!slot.busy || slot.reader) continue;
+    if (!slot.busy || slot.reader || slot.chooses) continue;
+    slot.answered = true;
     slot.logits_at = batch_.size();
-    batch_.add(slot.pending, next_position(id_of(slot)), id_of(slot), true);
+    batch_.add(slot.text.back(), next_position(slot), id_of(slot), true);
   }
   share_out(readers);
 }
@@ -315,7 +454,8 @@ void Slots::Impl::fill_batch() {
 void Slots::Impl::share_out(std::span<const int> readers) {
   const auto n = static_cast<int>(readers.size());
   const bool others_answer = batch_.size() > 0;
-  const int wanted = std::max(kLeastStep, n * (others_answer ? kPartBesideAnswers : kPart));
+  const int shared = std::max(kLeastStep, n * (others_answer ? kPartBesideAnswers : kPart));
+  const int wanted = options_.slots > 1 ? shared : options_.batch_tokens;
   const auto room = [&, end = batch_.size() + wanted] {
     return std::min(end, options_.batch_tokens) - batch_.size();
   };
@@ -343,7 +483,8 @@ int Slots::Impl::most_of(int id, int room) const {
 void Slots::Impl::add_tokens(int id, int n) {
   Slot& slot = at(id);
   const std::span<const llama_token> tokens = slot.reader->next();
-  Position position = next_position(id);
+  Position position = next_position(slot);
+  slot.asked = slot.reader->asking();
   const bool end = slot.reader->last() && n == static_cast<int>(tokens.size());
   for (int t = 0; t < n; ++t) {
     const bool logits = end && t == n - 1;
@@ -357,56 +498,55 @@ void Slots::Impl::add_tokens(int id, int n) {
 void Slots::Impl::take_over() {
   std::vector<llama_seq_id> answering;
   for (Slot& slot : slots_) {
-    if (slot.busy && !slot.reader && slot.logits_at >= 0) answering.push_back(id_of(slot));
+    if (slot.answered) answering.push_back(id_of(slot));
   }
   try {
     evictor_.after_decode(answering);
-    for (const llama_seq_id id : answering) at(id).seen.push_back(at(id).pending);
   } catch (const EngineError& error) {
-    for (const llama_seq_id id : answering) fail(id, error.what());
+    for (const llama_seq_id id : answering) fail(at(id), error.what());
   }
   for (Slot& slot : slots_) {
-    if (slot.tokens == 0) continue;
-    const int id = id_of(slot);
+    if (!slot.busy) continue;
     try {
-      slot.reader->evaluated(slot.tokens);
-      const auto done = static_cast<std::size_t>(slot.reused + slot.reader->done());
-      slot.seen.assign(slot.turn.prompt.begin(),
-                       slot.turn.prompt.begin() + static_cast<std::ptrdiff_t>(done));
+      if (slot.logits_at >= 0) take_logits(slot, context_.get(), slot.logits_at);
+      if (slot.tokens > 0) evaluated(slot, slot.tokens);
     } catch (const EngineError& error) {
-      fail(id, error.what());
+      fail(slot, error.what());
     }
   }
+}
+
+// Guides may still ask about a prompt whose logits are there.
+void Slots::Impl::evaluated(Slot& slot, int tokens) {
+  slot.reader->evaluated(tokens);
+  if (slot.reader->next().empty()) slot.reader.reset();
+}
+
+void Slots::Impl::take_logits(Slot& slot, llama_context* context, int at) {
+  const float* logits = llama_get_logits_ith(context, at);
+  if (logits == nullptr) throw EngineError("llama.cpp gave no logits");
+  slot.logits.assign(logits, logits + n_vocab_);
+  slot.chooses = true;
 }
 
 void Slots::Impl::choose_tokens() {
   for (Slot& slot : slots_) {
-    if (!slot.busy) continue;
+    if (!slot.busy || slot.reader || !slot.chooses) continue;
+    slot.chooses = false;
     try {
-      if (slot.logits_at >= 0) {
-        const float* logits = llama_get_logits_ith(context_.get(), slot.logits_at);
-        if (logits == nullptr) throw EngineError("llama.cpp gave no logits");
-        slot.logits.assign(logits, logits + n_vocab_);
-      }
-      // Guides may still ask about the prompt whose logits are there.
-      const bool read = !slot.reader || slot.reader->next().empty();
-      if (!read || slot.logits.empty()) continue;
-      slot.reader.reset();
-      choose(id_of(slot));
-      slot.logits.clear();
+      choose(slot);
     } catch (const EngineError& error) {
-      fail(id_of(slot), error.what());
+      fail(slot, error.what());
     }
   }
 }
 
-void Slots::Impl::choose(int id) {
-  Slot& slot = at(id);
+void Slots::Impl::choose(Slot& slot) {
   const Turn& turn = slot.turn;
-  if (slot.limit <= slot.generated) return finish(id, FinishReason::kLength);
+  if (slot.limit <= slot.generated) return finish(slot, FinishReason::kLength);
   const llama_token token = slot.sampler->choose(slot.logits, turn.ignore_eos);
   if (!turn.ignore_eos && llama_vocab_is_eog(llama_model_get_vocab(model_), token)) {
-    return finish(id, FinishReason::kStop);
+    return finish(slot, FinishReason::kStop);
   }
   ++slot.generated;
   GeneratedToken generated{token, token_text(model_, token, false), {}, {}};
@@ -414,31 +554,28 @@ void Slots::Impl::choose(int id) {
     generated.chosen = probability_of(token, slot.logits);
     generated.likeliest = likeliest(turn.top_logprobs, slot.logits);
   }
-  slot.pending = token;
+  slot.text.push_back(token);
   if (slot.handler.on_token) slot.handler.on_token(std::move(generated));
-  if (slot.generated == slot.limit) return finish(id, FinishReason::kLength);
-  if (!turn.allow_past_training && trained_length_ > 0 && evictor_.offset(id) >= trained_length_) {
-    return finish(id, FinishReason::kTrainedLength);
+  if (!turn.allow_past_training && trained_length_ > 0 &&
+      evictor_.offset(id_of(slot)) >= trained_length_) {
+    return finish(slot, FinishReason::kTrainedLength);
   }
+  if (slot.generated == slot.limit) finish(slot, FinishReason::kLength);
 }
 
-void Slots::Impl::finish(int id, FinishReason reason) {
-  Slot& slot = at(id);
+void Slots::Impl::finish(Slot& slot, FinishReason reason) {
   slot.busy = false;
-  slot.reader.reset();
   const Handler handler = std::exchange(slot.handler, {});
   if (handler.on_end) handler.on_end(reason);
 }
 
-void Slots::Impl::fail(int id, const std::string& why) {
-  Slot& slot = at(id);
+void Slots::Impl::fail(Slot& slot, const std::string& why) {
   const Handler handler = std::exchange(slot.handler, {});
   slot.busy = false;
-  erase(id);
+  erase(id_of(slot));
   if (handler.on_error) handler.on_error(why);
 }
 
-// A prompt that was read in part leaves nothing behind: the rest would be read in other pieces.
 void Slots::Impl::end(int id) {
   Slot& slot = at(id);
   if (!slot.busy) return;
@@ -447,37 +584,63 @@ void Slots::Impl::end(int id) {
   if (slot.reader) erase(id);
 }
 
+// The engine may have evaluated more, or less, than the reader and the text know.
+void Slots::Impl::interrupt(int id) {
+  Slot& slot = at(id);
+  if (!slot.busy) return;
+  try {
+    if (slot.reader) {
+      slot.reader->stop();
+      slot.reader.reset();
+      const Position read = evictor_of(slot).offset(sequence_of(slot));
+      slot.text.resize(static_cast<std::size_t>(read));
+      if (slot.whole) come_back(slot);
+    } else {
+      evictor_.after_decode({&id, 1});
+    }
+  } catch (const EngineError& error) {
+    return fail(slot, error.what());
+  }
+  finish(slot, FinishReason::kInterrupted);
+}
+
 void Slots::Impl::erase(int id) {
   Slot& slot = at(id);
   if (slot.busy) refuse("slot " + std::to_string(id) + " is busy");
   slot.reader.reset();
-  slot.seen.clear();
+  slot.whole.reset();
+  slot.text.clear();
+  slot.logits.clear();
   slot.reused = slot.generated = 0;
   slot.turn.prompt.clear();
-  evictor_.clear(id);
+  if (context_) evictor_.clear(id);
 }
 
-std::string Slots::Impl::save(int id) const {
+std::string Slots::Impl::save(int id, std::vector<ChatMessage> messages) const {
   const Slot& slot = at(id);
   if (slot.busy) refuse("slot " + std::to_string(id) + " is busy: end its turn first");
-  return SavedText{model_signature(model_, options_.type_k, options_.type_v), slot.seen,
-                   evictor_.checkpoint(id)}
+  return SavedText{model_signature(model_, options_.type_k, options_.type_v), slot.text,
+                   evictor_.checkpoint(id), std::move(messages)}
       .to_bytes();
 }
 
-void Slots::Impl::restore(int id, std::string_view bytes) {
+void Slots::Impl::restore(int id, const SavedText& saved) {
   Slot& slot = at(id);
   if (slot.busy) refuse("slot " + std::to_string(id) + " is busy: end its turn first");
-  SavedText saved = SavedText::from_bytes(bytes, options_.budget);
   saved.require_model(model_, options_.type_k, options_.type_v);
   const CacheConfig& cache = saved.checkpoint.config();
-  if (!make_policy(cache)->traits().evicts) {
+  if (cache.budget > options_.budget) {
+    refuse("its budget " + std::to_string(cache.budget) + " is above " +
+           std::to_string(options_.budget) + ", what is reserved: reserve more");
+  }
+  if (options_.evicts && !make_policy(cache)->traits().evicts) {
     refuse("it has policy '" + cache.policy + "', which evicts nothing: no slot has room for that");
   }
+  require_context();
   go_back_to(id, saved.checkpoint);
-  slot.seen = std::move(saved.tokens);
-  slot.seen.resize(static_cast<std::size_t>(evictor_.offset(id)));  // the rest was not evaluated
+  slot.text = saved.tokens;
   slot.reader.reset();
+  slot.logits.clear();
   slot.reused = slot.generated = 0;
   slot.turn.prompt.clear();
 }
@@ -504,10 +667,11 @@ void Slots::Impl::go_back_to(int id, const Checkpoint& moment) {
 
 SlotStats Slots::Impl::stats(int id) const {
   const Slot& slot = at(id);
-  const EvictorStats cache = evictor_.stats(id);
+  const EvictorStats cache = evictor_of(slot).stats(sequence_of(slot));
   SlotStats s;
   s.busy = slot.busy;
   s.reading = slot.busy && slot.reader.has_value();
+  s.asking = s.reading && slot.reader->asking();
   s.tokens_seen = cache.tokens_seen;
   s.rows_kept = cache.rows_kept;
   s.rows_evicted = cache.rows_evicted;
@@ -518,8 +682,20 @@ SlotStats Slots::Impl::stats(int id) const {
   s.prompt_read =
       s.reading ? slot.reused + slot.reader->done() : static_cast<int>(slot.turn.prompt.size());
   s.generated_tokens = slot.generated;
-  s.cache = evictor_.config(id);
+  s.prefill_mode = slot.mode;
+  s.guide_tokens = slot.guide_tokens;
+  s.guide_ms = slot.guide_ms;
+  s.evict_ms = cache.evict_ms;
+  s.cache = evictor_of(slot).config(sequence_of(slot));
   return s;
+}
+
+std::size_t Slots::Impl::kv_bytes_allocated() const {
+  std::size_t bytes = evictor_.stats(0).kv_bytes_allocated;
+  for (const Slot& slot : slots_) {
+    if (slot.whole) bytes += slot.whole->evictor.stats().kv_bytes_allocated;
+  }
+  return bytes;
 }
 
 Slots::Slots(const llama_model* model, const SlotsOptions& options)
@@ -533,19 +709,31 @@ void Slots::begin(int slot, Turn turn, Handler handler) {
 }
 bool Slots::step() { return impl_->step(); }
 void Slots::end(int slot) { impl_->end(slot); }
+void Slots::interrupt(int slot) { impl_->interrupt(slot); }
 void Slots::erase(int slot) { impl_->erase(slot); }
-std::string Slots::save(int slot) const { return impl_->save(slot); }
-void Slots::restore(int slot, std::string_view bytes) { impl_->restore(slot, bytes); }
+std::string Slots::save(int slot, std::vector<ChatMessage> messages) const {
+  return impl_->save(slot, std::move(messages));
+}
+SavedText Slots::restore(int slot, std::string_view bytes) {
+  SavedText saved = SavedText::from_bytes(bytes, impl_->options().budget);
+  impl_->restore(slot, saved);
+  return saved;
+}
+void Slots::restore(int slot, const SavedText& saved) { impl_->restore(slot, saved); }
 int Slots::slots() const { return impl_->options().slots; }
 SlotStats Slots::stats(int slot) const { return impl_->stats(slot); }
-std::span<const llama_token> Slots::tokens_seen(int slot) const { return impl_->at(slot).seen; }
+std::span<const llama_token> Slots::text(int slot) const { return impl_->at(slot).text; }
+std::span<const llama_token> Slots::tokens_seen(int slot) const {
+  return impl_->seen(impl_->at(slot));
+}
+std::span<const float> Slots::logits(int slot) const { return impl_->at(slot).logits; }
 std::vector<BoundLayer> Slots::snapshot(int slot) const {
   static_cast<void>(impl_->at(slot));
   return impl_->evictor().snapshot(slot);
 }
-std::size_t Slots::kv_bytes_allocated() const {
-  return impl_->evictor().stats(0).kv_bytes_allocated;
-}
+std::size_t Slots::kv_bytes_allocated() const { return impl_->kv_bytes_allocated(); }
 const SlotsOptions& Slots::options() const { return impl_->options(); }
+const Evictor& Slots::evictor() const { return impl_->evictor(); }
+llama_context* Slots::context() const { return impl_->context(); }
 
 }  // namespace morphkv::llama_cpp

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +36,8 @@ class SessionStats:
     """Of those: seen before, not evaluated again."""
     generated_tokens: int
     """Of the last turn."""
+    prefill_mode: str
+    """How its prompt was read: 'guided', 'stream', 'whole', or 'at_once' within the budget."""
     finish_reason: str | None
     """Of the last turn: 'stop' (the model ended), 'stop_text', 'length', 'trained_length',
     'interrupted' or 'error'; None while it goes on."""
@@ -89,8 +90,9 @@ class Answer(Iterator[str]):
 class Session:
     """One text, or one chat, with a GGUF model; each KV head keeps at most `budget` rows.
 
-    All memory is reserved here. `profile` names the settings (morphkv.profiles()); `policy`,
-    `n_sink`, `window`, `recent` and `pool` replace its own. `threads`: 0 = one per core.
+    All memory is reserved here. `profile` names the settings (morphkv.profiles()); `n_sink`,
+    `window`, `recent`, `pool`, `fusion`, `queries`, `policy`, `seed` and `prefill` replace its own
+    (docs/settings.md). `threads`: 0 = one per core.
     `cache_type_k`, `cache_type_v`: f16, q8_0 or q4_0. `n_gpu_layers`: -1 = all, if there is a GPU.
     `verbose` shows llama.cpp's log on standard error, for the whole process.
 
@@ -107,11 +109,15 @@ class Session:
         budget: int = 512,
         *,
         profile: str = "document",
-        policy: str | None = None,
         n_sink: int | None = None,
         window: int | None = None,
         recent: int | None = None,
         pool: int | None = None,
+        fusion: str | None = None,
+        queries: str | None = None,
+        policy: str | None = None,
+        seed: int | None = None,
+        prefill: str | None = None,
         threads: int = 0,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
@@ -119,16 +125,23 @@ class Session:
         allow_past_training: bool = False,
         verbose: bool = False,
     ) -> None:
+        settings = {
+            "budget": budget,
+            "n_sink": n_sink,
+            "window": window,
+            "recent": recent,
+            "pool": pool,
+            "fusion": fusion,
+            "queries": queries,
+            "policy": policy,
+            "seed": seed,
+            "prefill": prefill,
+        }
         options = EngineOptions()
         _assign(
             options,
-            budget=budget,
             profile=profile,
-            policy=policy,
-            n_sink=n_sink,
-            window=window,
-            recent=recent,
-            pool=pool,
+            settings={name: value for name, value in settings.items() if value is not None},
             threads=threads,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
@@ -156,7 +169,7 @@ class Session:
         seed: int | None = None,
         stop: str | Iterable[str] | None = None,
         guides: str | Iterable[str] | None = None,
-        prefill: str = "guided",
+        prefill: str | None = None,
         ignore_eos: bool = False,
         strict: bool = False,
     ) -> Answer:
@@ -171,7 +184,8 @@ class Session:
         max_tokens: None = until the model ends. temperature: 0 = always the likeliest token. seed:
         None = a random one. stop: texts that end the answer and are not part of it; the session
         has seen them. guides: what to look for while a prompt beyond the budget is read, in place
-        of the prompt's own end; prefill 'stream' reads it without. strict: ValueError in place of
+        of the prompt's own end. prefill: how that is read, in place of the session's own way: guided,
+        stream (without guides) or whole (in a larger cache, then evicted from). strict: ValueError in place of
         evicting, and the answer ends where the budget does.
 
         Ctrl-C ends the answer within one step.
@@ -202,32 +216,27 @@ class Session:
         """Where the session stands; at any time."""
         return SessionStats(**self._engine.stats())
 
+    @property
+    def rule(self) -> str:
+        """The settings that the session runs by, in words."""
+        return self._engine.rule()
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes all that the session is to a file: at once or not at all. An answer that was
-        cut is then part of the text: '' no longer goes on with it."""
-        path = os.fspath(path)
-        part = f"{path}.{secrets.token_hex(4)}.part"
-        file = open(part, "xb")
-        try:
-            with file:
-                file.write(self._engine.save())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
+        """Writes all that the session is to a file: at once or not at all. `morphkv run`, `chat`
+        and `serve` read it as well."""
+        self._engine.save(os.fspath(path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from a file that save() wrote, with its rule (until reset()).
+        """Goes on from a file that save() wrote, or `morphkv run`, `chat` or `serve`, with its rule
+        (until reset()).
 
         ValueError for a file that is damaged, of another model or version, or of a larger budget;
         the session is as before then.
         """
-        with open(path, "rb") as file:
-            data = file.read()
-        self._engine.load(data)
+        path = os.fspath(path)
+        with open(path, "rb"):
+            pass
+        self._engine.load(path)
 
     def reset(self) -> None:
         """Forgets everything seen; ends an answer that is still being generated."""
@@ -251,7 +260,7 @@ def _assign(options: EngineOptions | TurnOptions, **values: Any) -> None:
         except TypeError:
             default = getattr(options, name)
             kind = "int" if default is None else type(default).__name__
-            kind = "str" if name == "policy" else kind
+            kind = "str" if name == "prefill" else kind
             raise TypeError(f"{name} {value!r}: give {kind}") from None
 
 

@@ -13,18 +13,22 @@
 #include <limits>
 #include <memory>
 #include <stdexcept>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
+#include "morphkv/file.h"
+#include "morphkv/llama_cpp/engine_context.h"
 #include "morphkv/llama_cpp/model_file.h"
-#include "morphkv/profile.h"
-#include "text_session.h"
+#include "morphkv/llama_cpp/text_session.h"
 
 namespace morphkv::python {
 namespace {
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using llama_cpp::TextSession;
 
 // --- The engine's log: one for the process, silent unless a session wants it
 // ----------------------
@@ -56,10 +60,8 @@ int to_int(const char* name, std::int64_t value, int least, int most) {
 constexpr int kMostInt = std::numeric_limits<int>::max();
 
 struct EngineOptions {
-  std::int64_t budget = 512;
   std::string profile{default_profile().name};
-  std::optional<std::string> policy;
-  std::optional<std::int64_t> n_sink, window, recent, pool;
+  nb::dict settings;  // by the names of kCacheFields, and "prefill"
   std::int64_t threads = 0;
   std::string cache_type_k = "f16";
   std::string cache_type_v = "f16";
@@ -68,37 +70,52 @@ struct EngineOptions {
   bool verbose = false;
 };
 
-ggml_type cache_type(const char* name, const std::string& text) {
-  for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
-    if (text == ggml_type_name(type)) return type;
+// The value as C++ has it, or TypeError. What has __index__ is an int.
+template <typename T>
+T typed(std::string_view name, const nb::handle& value) {
+  T out;
+  const bool wants_int = std::is_integral_v<T>;
+  const bool good = wants_int ? PyIndex_Check(value.ptr()) != 0 : nb::isinstance<nb::str>(value);
+  if (!good || !nb::try_cast(value, out)) {
+    throw nb::type_error((std::string(name) + " " + nb::repr(value).c_str() + ": give " +
+                          (wants_int ? "int" : "str"))
+                             .c_str());
   }
-  throw std::invalid_argument(std::string(name) + " '" + text +
-                              "' is not known: use one of f16, q8_0, q4_0");
+  return out;
 }
 
-CacheConfig cache_of(const EngineOptions& o, const Profile& profile) {
-  CacheConfig cache = profile.cache;
-  cache.budget = to_int("budget", o.budget, 1, kMaxBudget);
-  if (o.policy) cache.policy = *o.policy;
-  if (o.n_sink) cache.n_sink = to_int("n_sink", *o.n_sink, 0, kMaxBudget);
-  if (o.window) cache.window = to_int("window", *o.window, 1, kMaxBudget);
-  if (o.pool) cache.pool = to_int("pool", *o.pool, 1, kMaxBudget);
-  if (o.recent) {
-    cache.recent = to_int("recent", *o.recent, 0, kMaxBudget);
-  } else if (profile.recent_percent > 0) {
-    cache.recent = recent_rows(profile.recent_percent, cache);
+void set(Settings& settings, const CacheField<int>& field, const nb::handle& value) {
+  const std::string name(field.name);
+  settings.set(field, to_int(name.c_str(), typed<std::int64_t>(name, value), field.least,
+                             field.most));
+}
+template <typename T>
+void set(Settings& settings, const CacheField<T>& field, const nb::handle& value) {
+  if constexpr (std::is_enum_v<T>) {
+    settings.set(field, choice_of<T>(field.name, typed<std::string>(field.name, value)));
+  } else {
+    settings.set(field, typed<T>(field.name, value));
   }
-  validate(cache);
-  return cache;
 }
 
-TextSessionOptions session_options(const EngineOptions& o) {
-  const Profile& profile = find_profile(o.profile);
-  return {.cache = cache_of(o, profile),
-          .guide_text = std::string(profile.guide_text),
+ResolvedSettings settings_of(const EngineOptions& o) {
+  Settings settings(find_profile(o.profile));
+  for_each_cache_field([&](const auto& field) {
+    const nb::str name(field.name.data(), field.name.size());
+    if (o.settings.contains(name)) set(settings, field, o.settings[name]);
+  });
+  if (o.settings.contains("prefill")) {
+    settings.set_prefill(
+        choice_of<Prefill>("prefill", typed<std::string>("prefill", o.settings["prefill"])));
+  }
+  return settings.resolve();
+}
+
+llama_cpp::TextSessionOptions session_options(const EngineOptions& o) {
+  return {.settings = settings_of(o),
           .threads = to_int("threads", o.threads, 0, 1024),
-          .type_k = cache_type("cache_type_k", o.cache_type_k),
-          .type_v = cache_type("cache_type_v", o.cache_type_v),
+          .type_k = llama_cpp::cache_type("cache_type_k", o.cache_type_k),
+          .type_v = llama_cpp::cache_type("cache_type_v", o.cache_type_v),
           .allow_past_training = o.allow_past_training};
 }
 
@@ -113,13 +130,13 @@ struct TurnOptions {
   double frequency_penalty = 0.0;
   std::optional<std::int64_t> seed;
   std::vector<std::string> stop, guides;
-  std::string prefill = "guided";
+  std::optional<std::string> prefill;
   bool ignore_eos = false;
   bool strict = false;
 };
 
-TextTurn turn_of(const TurnOptions& o) {
-  TextTurn turn;
+llama_cpp::TextTurn turn_of(const TurnOptions& o) {
+  llama_cpp::TextTurn turn;
   if (o.max_tokens) turn.max_tokens = to_int("max_tokens", *o.max_tokens, 0, kMostInt);
   llama_cpp::SamplingOptions& sampling = turn.sampling;
   sampling.temperature = static_cast<float>(o.temperature);
@@ -138,16 +155,25 @@ TextTurn turn_of(const TurnOptions& o) {
   }
   turn.stop = o.stop;
   turn.guides = o.guides;
-  if (o.prefill != to_string(Prefill::kGuided) && o.prefill != to_string(Prefill::kStream)) {
-    throw std::invalid_argument("prefill '" + o.prefill + "' is not known: use guided or stream");
-  }
-  if (o.prefill == to_string(Prefill::kStream)) turn.prefill = Prefill::kStream;
-  if (turn.prefill == Prefill::kStream && !turn.guides.empty()) {
-    throw std::invalid_argument("guides are given, but prefill 'stream' asks none: use guided");
-  }
+  if (o.prefill) turn.prefill = choice_of<Prefill>("prefill", *o.prefill);
   turn.ignore_eos = o.ignore_eos;
   turn.strict = o.strict;
   return turn;
+}
+
+// What the system says of a file is OSError in Python.
+class FileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+template <typename Work>
+void of_a_file(const Work& work) {
+  try {
+    work();
+  } catch (const std::runtime_error& error) {
+    throw FileError(error.what());
+  }
 }
 
 // --- The session as Python holds it
@@ -165,11 +191,12 @@ class Engine {
   nb::object next(int turn);
   void end(int turn);
   void reset();
-  nb::bytes save();
-  void load(const nb::bytes& bytes);
+  void save(const std::string& path);
+  void load(const std::string& path);
   void close();
   bool closed() const { return !session_; }
-  const TextStats& stats() const { return stats_; }
+  nb::dict stats() const;
+  std::string rule() const { return rule_; }
 
  private:
   class InUse {
@@ -211,6 +238,9 @@ class Engine {
   };
   void note() {
     stats_ = session_->stats();
+    finish_reason_ = session_->finish_reason();
+    rule_ = to_text(session_->settings());
+    kv_bytes_allocated_ = session_->kv_bytes_allocated();
     busy_ = session_->busy();
   }
   void refuse_while_busy(const char* what) const {
@@ -224,12 +254,16 @@ class Engine {
   bool in_use_ = false;
   bool busy_ = false;
   int turn_ = 0;
-  TextStats stats_;
-  std::unique_ptr<TextSession> session_;  // its work is guarded by in_use_
+  llama_cpp::SlotStats stats_;
+  std::string finish_reason_;
+  std::string rule_;
+  std::size_t kv_bytes_allocated_ = 0;
+  llama_cpp::ModelPtr model_;
+  std::unique_ptr<TextSession> session_;  // after the model; its work is guarded by in_use_
 };
 
 Engine::Engine(const std::string& path, const EngineOptions& o) {
-  const TextSessionOptions options = session_options(o);
+  const llama_cpp::TextSessionOptions options = session_options(o);
   const int n_gpu_layers = to_int("n_gpu_layers", o.n_gpu_layers, -1, kMostInt);
   if (o.verbose) verbose = true;
   bool interrupted = false;
@@ -237,13 +271,13 @@ Engine::Engine(const std::string& path, const EngineOptions& o) {
   try {
     const nb::gil_scoped_release no_gil;
     first_error = &error;
-    llama_cpp::ModelPtr model = llama_cpp::load_model(
+    model_ = llama_cpp::load_model(
         path, {.n_gpu_layers = n_gpu_layers, .vocab_only = false, .progress = [&](float) {
                  const nb::gil_scoped_acquire gil;
                  interrupted = interrupted || PyErr_CheckSignals() != 0;
                  return !interrupted;
                }});
-    if (model) session_ = std::make_unique<TextSession>(std::move(model), options);
+    if (model_) session_ = std::make_unique<TextSession>(model_.get(), options);
     first_error = nullptr;
   } catch (const llama_cpp::BadModelFile& bad) {
     first_error = nullptr;
@@ -258,7 +292,7 @@ Engine::Engine(const std::string& path, const EngineOptions& o) {
 
 int Engine::begin(const std::variant<std::string, Messages>& prompt, const TurnOptions& options) {
   refuse_while_busy("generate()");
-  const TextTurn turn = turn_of(options);
+  const llama_cpp::TextTurn turn = turn_of(options);
   use([&](TextSession& session) {
     if (const auto* text = std::get_if<std::string>(&prompt)) return session.begin(*text, turn);
     std::vector<llama_cpp::ChatMessage> messages;
@@ -305,42 +339,45 @@ void Engine::close() {
   session_->end();
   note();
   session_.reset();
+  model_.reset();
 }
 
-nb::bytes Engine::save() {
+void Engine::save(const std::string& path) {
   refuse_while_busy("save()");
-  const std::string bytes = use([](TextSession& session) { return session.save(); });
-  return nb::bytes(bytes.data(), bytes.size());
+  use([&](TextSession& session) {
+    const std::string bytes = session.save();
+    of_a_file([&] { write_file_atomically(path, bytes); });
+  });
 }
 
-void Engine::load(const nb::bytes& bytes) {
+void Engine::load(const std::string& path) {
   refuse_while_busy("load()");
-  use([&](TextSession& session) { session.restore({bytes.c_str(), bytes.size()}); });
+  use([&](TextSession& session) {
+    std::string bytes;
+    of_a_file([&] { bytes = read_file(path, llama_cpp::kMostSavedBytes); });
+    session.restore(bytes);
+  });
 }
 
-nb::dict to_dict(const TextStats& s) {
+nb::dict Engine::stats() const {
   nb::dict d;
-  d["tokens_seen"] = s.tokens_seen;
-  d["rows_kept"] = s.rows_kept;
-  d["rows_evicted"] = s.rows_evicted;
-  d["prompt_tokens"] = s.prompt_tokens;
-  d["reused_tokens"] = s.reused_tokens;
-  d["generated_tokens"] = s.generated_tokens;
-  d["finish_reason"] = s.finish_reason.empty() ? nb::none() : nb::object(nb::cast(s.finish_reason));
-  d["kv_bytes_allocated"] = s.kv_bytes_allocated;
+  d["tokens_seen"] = stats_.tokens_seen;
+  d["rows_kept"] = stats_.rows_kept;
+  d["rows_evicted"] = stats_.rows_evicted;
+  d["prompt_tokens"] = stats_.prompt_tokens;
+  d["reused_tokens"] = stats_.reused_tokens;
+  d["generated_tokens"] = stats_.generated_tokens;
+  d["prefill_mode"] = llama_cpp::mode_text(stats_.prefill_mode);
+  d["finish_reason"] = finish_reason_.empty() ? nb::none() : nb::object(nb::cast(finish_reason_));
+  d["kv_bytes_allocated"] = kv_bytes_allocated_;
   return d;
 }
 
 void bind_options(nb::module_& m) {
   nb::class_<EngineOptions>(m, "EngineOptions")
       .def(nb::init<>())
-      .def_rw("budget", &EngineOptions::budget)
       .def_rw("profile", &EngineOptions::profile)
-      .def_rw("policy", &EngineOptions::policy, nb::arg().none())
-      .def_rw("n_sink", &EngineOptions::n_sink, nb::arg().none())
-      .def_rw("window", &EngineOptions::window, nb::arg().none())
-      .def_rw("recent", &EngineOptions::recent, nb::arg().none())
-      .def_rw("pool", &EngineOptions::pool, nb::arg().none())
+      .def_rw("settings", &EngineOptions::settings)
       .def_rw("threads", &EngineOptions::threads)
       .def_rw("cache_type_k", &EngineOptions::cache_type_k)
       .def_rw("cache_type_v", &EngineOptions::cache_type_v)
@@ -360,7 +397,7 @@ void bind_options(nb::module_& m) {
       .def_rw("seed", &TurnOptions::seed, nb::arg().none())
       .def_rw("stop", &TurnOptions::stop)
       .def_rw("guides", &TurnOptions::guides)
-      .def_rw("prefill", &TurnOptions::prefill)
+      .def_rw("prefill", &TurnOptions::prefill, nb::arg().none())
       .def_rw("ignore_eos", &TurnOptions::ignore_eos)
       .def_rw("strict", &TurnOptions::strict);
 }
@@ -378,6 +415,8 @@ NB_MODULE(_engine, m) {
       PyErr_SetString(PyExc_ValueError, unsupported.what());
     } catch (const morphkv::llama_cpp::BadModelFile& bad) {
       PyErr_SetString(PyExc_ValueError, bad.what());
+    } catch (const FileError& error) {
+      PyErr_SetString(PyExc_OSError, error.what());
     }
   });
   llama_log_set(log_line, nullptr);
@@ -391,11 +430,10 @@ NB_MODULE(_engine, m) {
            "The next part of the turn's answer; None at its end.")
       .def("end", &Engine::end, "turn"_a, "Ends the turn, unless it has ended.")
       .def("reset", &Engine::reset)
-      .def("save", &Engine::save)
-      .def("load", &Engine::load, "bytes"_a)
+      .def("save", &Engine::save, "path"_a)
+      .def("load", &Engine::load, "path"_a)
       .def("close", &Engine::close)
       .def_prop_ro("closed", &Engine::closed)
-      .def(
-          "stats", [](const Engine& engine) { return to_dict(engine.stats()); },
-          nb::sig("def stats(self) -> dict[str, typing.Any]"));
+      .def("stats", &Engine::stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
+      .def("rule", &Engine::rule);
 }

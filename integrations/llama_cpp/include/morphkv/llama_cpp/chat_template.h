@@ -10,12 +10,9 @@
 #include <string>
 #include <vector>
 
-namespace morphkv::llama_cpp {
+#include "morphkv/llama_cpp/chat_message.h"
 
-struct ChatMessage {
-  std::string role;
-  std::string content;
-};
+namespace morphkv::llama_cpp {
 
 class ChatTemplate {
  public:

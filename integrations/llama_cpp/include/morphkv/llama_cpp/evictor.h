@@ -56,6 +56,8 @@ struct EvictorOptions {
 // The micro-batch that attach() settles on, when `asked` tokens are asked for: it never outweighs
 // the budget.
 int bounded_micro_batch(int asked, int budget);
+// A line for the user where that is less than was asked for, else "".
+std::string lowered_notice(int asked, int budget);
 
 struct EvictorStats {
   std::int64_t tokens_seen = 0;

@@ -1,22 +1,29 @@
-// A text that one model has read and written in part, as bytes: what Slots::save() and
-// Session::save() give, checked as a whole before any of it is used. Versioned, sized,
-// checksummed. It is good for the model and the cell types it was made with, in any context.
+// A text that one model has read and written in part, as bytes: what `run`, `chat`, `serve` and
+// Python's Session save, each for all of them. Checked as a whole before any of it is used.
+// Versioned, sized, checksummed. It is good for the model and the cell types it was made with, in
+// any context.
 #pragma once
 
 #include <llama.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "morphkv/llama_cpp/chat_message.h"
 #include "morphkv/llama_cpp/evictor.h"
 
 namespace morphkv::llama_cpp {
+
+// Most bytes of a file that is read as a saved text, wherever it is read.
+inline constexpr std::uint64_t kMostSavedBytes = std::uint64_t{64} << 30;
 
 struct SavedText {
   std::string model;                // model_signature()
   std::vector<llama_token> tokens;  // the text; checkpoint.offset() of them have been evaluated
   Checkpoint checkpoint;            // of a moment between two calls
+  std::vector<ChatMessage> messages = {};  // whose text it is; empty where nobody knows
 
   // Throws std::invalid_argument when a call of after_decode() is due.
   std::string to_bytes() const;

@@ -15,43 +15,28 @@
 
 #include "morphkv/llama_cpp/evictor.h"
 #include "morphkv/llama_cpp/sampling.h"
-#include "morphkv/llama_cpp/session.h"
+#include "morphkv/llama_cpp/saved_text.h"
+#include "morphkv/llama_cpp/turn.h"
 
 namespace morphkv::llama_cpp {
 
 struct SlotsOptions {
   int slots = 1;
-  int budget = 512;        // most rows per KV head that a turn may ask for, in each slot
-  int piece = 256;         // most tokens of a prompt between two evictions, guides included
+  int budget = 512;  // most rows per KV head that a turn may ask for, in each slot
+  // Most tokens of a prompt between two evictions, guides included; lowered to the budget
+  // (bounded_micro_batch()). Larger ones are read faster, and forget no more (docs/guided.md).
+  int piece = 512;
+  int guide_tokens = kMostGuide;  // most tokens of a guide
+  int call_tokens = 0;   // most tokens between two evictions, guides included; 0 = what suits both
   int batch_tokens = 128;  // most tokens evaluated in one step, over all slots
-  int threads = 0;         // 0 = one per core
+  int threads = 0;       // 0 = one per core
   ggml_type type_k = GGML_TYPE_F16;
   ggml_type type_v = GGML_TYPE_F16;
-};
-
-// A prompt and the answer wanted for it.
-struct Turn {
-  std::vector<llama_token> prompt;     // the whole text so far, what the slot has seen included
-  CacheConfig cache;                   // its budget is at most that of the slots
-  Prefill prefill = Prefill::kGuided;  // or kStream
-  std::vector<std::vector<llama_token>> guides = {};  // as in Prompt
-  bool end_guides_too = false;
-  std::size_t question = 0;  // index in `prompt`
-  SamplingOptions sampling;
-  int max_tokens = -1;  // negative: until the model ends, the trained length or kTokenCap
-  bool ignore_eos = false;
-  bool allow_past_training = false;
-  bool strict = false;    // refuse rather than evict
-  int top_logprobs = -1;  // likeliest tokens beside each chosen one; negative: no logprobs at all
-};
-
-// The turn would need more rows than it may have, and must not evict.
-class TooLong : public std::invalid_argument {
- public:
-  TooLong(const std::string& what, int has, int may_have)
-      : std::invalid_argument(what), tokens(has), limit(may_have) {}
-  int tokens;  // that the prompt has
-  int limit;   // that there is room or training for
+  bool evicts = true;   // false: for turns of policy full, of at most `budget` tokens
+  bool reserve = true;  // false: the context is made with the first turn
+  // Asked often while the engine works; true ends the turns that are in the step, in good order
+  // (FinishReason::kInterrupted).
+  std::function<bool()> cancelled = {};
 };
 
 struct GeneratedToken {
@@ -64,6 +49,7 @@ struct GeneratedToken {
 struct SlotStats {
   bool busy = false;
   bool reading = false;           // the prompt, still
+  bool asking = false;            // a guide is what is read next
   std::int64_t tokens_seen = 0;   // evaluated since the slot was empty
   int rows_kept = 0;              // per KV head
   std::int64_t rows_evicted = 0;  // per KV head
@@ -73,6 +59,11 @@ struct SlotStats {
   int reused_tokens = 0;          // of the prompt: seen already, not evaluated again
   int prompt_read = 0;            // of the prompt: seen by now, the reused ones included
   int generated_tokens = 0;       // of the turn
+  // How the turn's prompt is read; nothing when it fits into the budget.
+  std::optional<Prefill> prefill_mode = std::nullopt;
+  int guide_tokens = 0;   // of all its guides together; 0 when none is needed
+  double guide_ms = 0.0;  // evaluating and asking them
+  double evict_ms = 0.0;  // since the slot was empty
   CacheConfig cache;
 };
 
@@ -105,8 +96,11 @@ class Slots {
   // One batch: a token for each slot that answers, and a share of the prompts that are being read.
   // Returns false if no slot is busy. What fails ends only the turns it concerns.
   bool step();
-  // Ends the turn in the slot now, without a call of its handler; what it has seen stays.
+  // Ends the turn in the slot now, without a call of its handler; what it has seen stays, but of a
+  // prompt that was not read to its end nothing does: the rest would be read in other pieces.
   void end(int slot);
+  // The same as if the user had cancelled it: also what was read of a prompt stays.
+  void interrupt(int slot);
   // Forgets all that the slot has seen. Not while it is busy.
   void erase(int slot);
 
@@ -114,19 +108,28 @@ class Slots {
   // other slots for the same model and cell types, however many and how large. The slot then goes
   // on as the saved one would; its rows lie in other cells, so sums are added up in another order
   // and logits may differ in their last bits. Both throw std::invalid_argument for a busy slot;
-  // restore() also for bytes that are damaged, of another version or model, or with a budget above
-  // the one reserved, and EngineError if the engine fails. A slot whose restore() was refused is as
-  // before.
-  std::string save(int slot) const;
-  void restore(int slot, std::string_view bytes);
+  // restore() also for a text of another model or with a budget above the one reserved, for bytes
+  // that are damaged or of another version, and EngineError if the engine fails. A slot whose
+  // restore() was refused is as before. save() keeps `messages` with the text.
+  std::string save(int slot, std::vector<ChatMessage> messages = {}) const;
+  SavedText restore(int slot, std::string_view bytes);
+  void restore(int slot, const SavedText& saved);
 
   int slots() const;
   SlotStats stats(int slot) const;
+  // All that was read and written; the last tokens of it may not be evaluated yet.
+  std::span<const llama_token> text(int slot) const;
+  // What is evaluated of it.
   std::span<const llama_token> tokens_seen(int slot) const;
+  // Of the token that follows the prompt or the token evaluated last; empty when a slot has
+  // evaluated nothing. [vocabulary]
+  std::span<const float> logits(int slot) const;
   // Which rows each head of each layer holds.
   std::vector<BoundLayer> snapshot(int slot) const;
-  std::size_t kv_bytes_allocated() const;  // of all slots
+  std::size_t kv_bytes_allocated() const;  // of all slots, and of whole prompts that are read
   const SlotsOptions& options() const;
+  const Evictor& evictor() const;
+  llama_context* context() const;  // null before it is made
 
  private:
   class Impl;

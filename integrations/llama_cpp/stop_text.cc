@@ -1,10 +1,10 @@
-#include "stop_text.h"
+#include "morphkv/llama_cpp/stop_text.h"
 
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
 
-namespace morphkv::cli {
+namespace morphkv::llama_cpp {
 
 StopText::StopText(std::vector<std::string> stops) {
   for (std::string& text : stops) {
@@ -51,4 +51,4 @@ std::string StopText::push(std::string_view text) {
 
 std::string StopText::finish() { return stopped_ ? "" : std::exchange(held_, {}); }
 
-}  // namespace morphkv::cli
+}  // namespace morphkv::llama_cpp

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace morphkv::cli {
+namespace morphkv::llama_cpp {
 
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
@@ -23,4 +23,4 @@ class TextStream {
 // Offset of the first byte that is no valid UTF-8, or npos.
 std::size_t first_invalid_utf8(std::string_view text);
 
-}  // namespace morphkv::cli
+}  // namespace morphkv::llama_cpp

@@ -1,8 +1,8 @@
-#include "text_stream.h"
+#include "morphkv/llama_cpp/text_stream.h"
 
 #include <algorithm>
 
-namespace morphkv::cli {
+namespace morphkv::llama_cpp {
 namespace {
 
 enum class Kind { kComplete, kCut, kInvalid };
@@ -67,4 +67,4 @@ std::size_t first_invalid_utf8(std::string_view text) {
   return std::string_view::npos;
 }
 
-}  // namespace morphkv::cli
+}  // namespace morphkv::llama_cpp

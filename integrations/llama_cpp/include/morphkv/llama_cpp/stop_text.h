@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "text_stream.h"
+#include "morphkv/llama_cpp/text_stream.h"
 
-namespace morphkv::cli {
+namespace morphkv::llama_cpp {
 
 class StopText {
  public:
@@ -57,4 +57,4 @@ class AnswerText {
   StopText stop_;
 };
 
-}  // namespace morphkv::cli
+}  // namespace morphkv::llama_cpp
