@@ -4,6 +4,7 @@ Needs MORPHKV_TOOL (the binary) and MORPHKV_TEST_MODEL (SmolLM2-135M-Instruct). 
 only.
 """
 
+import json
 import os
 import pty
 import re
@@ -59,6 +60,24 @@ class ChatTest(unittest.TestCase):
         self.assertEqual(self.stats(again)[0], self.stats(out)[0])
         self.assertLess(self.stats(again)[1][0], self.stats(out)[0][0] + 60)
 
+    def test_a_chat_goes_on_in_run_and_a_run_in_a_chat(self):
+        file = os.path.join(self.folder, "talk")
+        code, _, err = self.chat("My name is Ada.", f"/save {file}")
+        self.assertEqual(code, 0, err)
+        run = subprocess.run(
+            [TOOL, "run", "-m", MODEL, "--temp", "0", "-n", "12", "--chat", "--load-session", file,
+             "--save-session", file, "--json", file + ".json", "-p", "And yours?"],
+            capture_output=True, timeout=PATIENCE, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        with open(file + ".json", encoding="utf-8") as record:
+            seen = json.load(record)
+        self.assertGreater(seen["reused_tokens"], 30)
+        code, out, err = self.chat("/stats", "What is my name?", "/stats", flags=["--load", file])
+        self.assertEqual(code, 0, err)
+        self.assertEqual(self.stats(out)[0][0], seen["tokens_seen"])
+        reused = re.findall(r"(\d+) of (\d+) tokens of the prompt were seen before", out)
+        self.assertEqual(int(reused[1][0]), seen["tokens_seen"])
+
     def test_reset_forgets(self):
         code, out, _ = self.chat("Name a colour.", "/reset", "/stats")
         self.assertEqual(code, 0)
@@ -85,7 +104,8 @@ class ChatTest(unittest.TestCase):
     def test_bad_flags_are_refused_before_the_model_is_loaded(self):
         for flags, word in ((["--budget", "0"], "--budget"), (["--pool", "4"], "pool"),
                             (["--load", "/nowhere/at/all"], "nowhere"),
-                            (["--prefill", "whole"], "whole")):
+                            (["--policy", "h2o", "--prefill", "guided"], "takes no guide"),
+                            (["--policy", "full"], "evicts nothing")):
             code, _, err = self.chat(flags=flags)
             self.assertIn(code, (1, 2), err)
             self.assertIn(word, err)

@@ -293,7 +293,7 @@ void EngineService::Impl::loop() {
   }
 }
 
-// Requests that wait for a busy slot are looked after once in a while: they may be late.
+// While a slot is busy nobody waits here: each step is followed by a look at those that are late.
 void EngineService::Impl::wait_for_work(std::unique_lock<std::mutex>& lock) {
   if (busy_ > 0) return;
   const auto due = [&] { return stopped_ || !work_.empty() || !queue_.empty(); };

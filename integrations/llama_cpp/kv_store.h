@@ -43,7 +43,6 @@ class KvStore {
   // cells and sequences as allocated.
   std::size_t row_bytes() const;
   std::size_t allocated_bytes() const;
-  int n_head_kv() const { return n_head_kv_; }
   bool in_host_memory() const { return host_; }
 
  private:

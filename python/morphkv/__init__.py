@@ -7,7 +7,15 @@ through llama.cpp, where the package was built with it.
 
 from typing import TYPE_CHECKING, Any
 
-from ._core import CacheBuilder, CacheConfig, MorphKVCache, Profile, find_profile, profiles
+from ._core import (
+    CacheBuilder,
+    CacheConfig,
+    MorphKVCache,
+    Profile,
+    find_profile,
+    profiles,
+    settings_table,
+)
 from ._core import version as __version__
 
 if TYPE_CHECKING:
@@ -21,6 +29,7 @@ __all__ = [
     "__version__",
     "find_profile",
     "profiles",
+    "settings_table",
 ]
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -86,7 +86,8 @@ class MorphKVKVCache:
     morphkv_n_sink (4) and morphkv_window (8).
     """
 
-    _call = "update_and_fetch"  # what a call of the model means to the cache
+    # What a call of the model is to the cache.
+    _part = staticmethod(MorphKVCache.update_and_fetch)
 
     def __init__(self, config: Any = None, layer: int = 0) -> None:
         self._cache = MorphKVCache(_config_of(config), layer)
@@ -95,7 +96,7 @@ class MorphKVKVCache:
         """Stores [B, H, S, D] and returns the rows held before plus the new ones. Evaluates both
         arrays: which rows leave depends on their values."""
         mx.eval(keys, values)
-        rows: tuple[mx.array, mx.array] = getattr(self._cache, self._call)(keys, values)
+        rows: tuple[mx.array, mx.array] = self._part(self._cache, keys, values)
         return rows
 
     @property
@@ -307,14 +308,14 @@ def make_prompt_cache(
 
 
 @contextlib.contextmanager
-def _each_call_is(call: str, caches: list[MorphKVKVCache]) -> Iterator[None]:
+def _each_call_is(part: Callable[..., Any], caches: list[MorphKVKVCache]) -> Iterator[None]:
     for cache in caches:
-        cache._call = call
+        cache._part = part
     try:
         yield
     finally:
         for cache in caches:
-            del cache._call
+            del cache._part
 
 
 def guided_prefill(
@@ -343,9 +344,9 @@ def guided_prefill(
     asking = prompt[-guide:]
     done = 0
     while len(prompt) - done > piece + len(asking):
-        with _each_call_is("extend_and_fetch", prompt_cache):
+        with _each_call_is(MorphKVCache.extend_and_fetch, prompt_cache):
             model(prompt[None, done : done + piece], cache=prompt_cache)
-        with _each_call_is("guide_and_fetch", prompt_cache):
+        with _each_call_is(MorphKVCache.guide_and_fetch, prompt_cache):
             model(asking[None], cache=prompt_cache)
         for cache in prompt_cache:
             cache._cache.evict()

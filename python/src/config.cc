@@ -10,9 +10,10 @@
 #include <limits>
 #include <stdexcept>
 #include <tuple>
+#include <type_traits>
 
 #include "bindings.h"
-#include "morphkv/profile.h"
+#include "morphkv/settings.h"
 
 namespace morphkv::python {
 namespace {
@@ -31,16 +32,6 @@ int to_int(const char* field, std::int64_t value) {
   return static_cast<int>(value);
 }
 
-template <typename Choice>
-Choice choice(const char* field, const std::string& text, Choice first, Choice second) {
-  for (const Choice candidate : {first, second}) {
-    if (text == to_string(candidate)) return candidate;
-  }
-  throw std::invalid_argument(std::string(field) + " '" + text + "' is not known: use one of " +
-                              std::string(to_string(first)) + ", " +
-                              std::string(to_string(second)));
-}
-
 CacheConfig make_config(const Fields& fields) {
   const auto& [budget, n_sink, window, recent, pool, fusion, queries, policy, seed] = fields;
   CacheConfig config{
@@ -49,8 +40,8 @@ CacheConfig make_config(const Fields& fields) {
       .window = to_int("window", window),
       .recent = to_int("recent", recent),
       .pool = to_int("pool", pool),
-      .fusion = choice("fusion", fusion, Fusion::kMean, Fusion::kMax),
-      .queries = choice("queries", queries, QuerySource::kKeys, QuerySource::kAttention),
+      .fusion = choice_of<Fusion>("fusion", fusion),
+      .queries = choice_of<QuerySource>("queries", queries),
       .policy = policy,
       .seed = seed};
   validate(config);
@@ -72,13 +63,14 @@ Fields fields_of(const CacheConfig& c) {
 }  // namespace
 
 std::string fields_text(const CacheConfig& c) {
-  const auto number = [](const char* name, auto value) {
-    return std::string(name) + "=" + std::to_string(value) + ", ";
-  };
-  return number("budget", c.budget) + number("n_sink", c.n_sink) + number("window", c.window) +
-         number("recent", c.recent) + number("pool", c.pool) + "fusion='" +
-         std::string(to_string(c.fusion)) + "', queries='" + std::string(to_string(c.queries)) +
-         "', policy='" + c.policy + "', seed=" + std::to_string(c.seed);
+  std::string text;
+  for_each_cache_field([&](const auto& field) {
+    const auto& value = c.*field.member;
+    constexpr bool kWord = !std::is_integral_v<std::remove_cvref_t<decltype(value)>>;
+    const std::string shown = kWord ? "'" + value_text(value) + "'" : value_text(value);
+    text += (text.empty() ? "" : ", ") + std::string(field.name) + "=" + shown;
+  });
+  return text;
 }
 
 void bind_config(nb::module_& m) {
@@ -147,6 +139,8 @@ void bind_config(nb::module_& m) {
       .def_ro("guide_text", &Profile::guide_text,
               "A text that guides beside the prompt's own end; '' = none.");
   m.def("profiles", &profiles, "All profiles; the first one is the default of `morphkv run`.");
+  m.def("settings_table", &settings_table,
+        "What a Session can be told, as a Markdown table: names, limits, values in each profile.");
   m.def("find_profile", &find_profile, "name"_a, nb::rv_policy::copy,
         "The Profile of that name: document, chat, reference or paper. ValueError names them.");
 }

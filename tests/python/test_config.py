@@ -78,7 +78,7 @@ def test_copies_are_equal(copied):
         ({"pool": 4}, "pool 4 is not an odd number"),
         ({"recent": 3}, "recent 3 is below window 8"),
         ({"fusion": "sum"}, "fusion 'sum' is not known: use one of mean, max"),
-        ({"queries": "values"}, "queries 'values' is not known: use one of keys, attention"),
+        ({"queries": "values"}, "queries 'values' is not known: use one of attention, keys"),
         ({"policy": "lru"}, "policy 'lru' is not known: use one of morphkv, "),
     ],
 )

@@ -3,6 +3,7 @@ the way."""
 
 import dataclasses
 import gc
+import inspect
 import os
 import pathlib
 import re
@@ -310,7 +311,7 @@ def test_a_saved_session_goes_on_in_a_new_process(session, tmp_path):
     text_of(session, LONG[:600], max_tokens=6)
     session.save(path)
     seen = session.stats.tokens_seen
-    assert seen == session.stats.prompt_tokens + 6
+    assert seen == session.stats.prompt_tokens + 5  # the last token is text, and asked nothing
     rest = text_of(session, " Then", max_tokens=16)
     done = subprocess.run(
         [sys.executable, "-c", SAVED, MODEL, path], capture_output=True, text=True, timeout=600
@@ -345,6 +346,28 @@ def test_a_damaged_file_is_refused_and_the_session_goes_on(session, tmp_path):
     assert first + text_of(session, "", max_tokens=8) == whole
 
 
+def test_every_setting_of_the_table_has_its_argument():
+    arguments = inspect.signature(morphkv.Session.__init__).parameters
+    names = re.findall(r"^\|[^|]*\| `(\w+)` \|", morphkv.settings_table(), re.MULTILINE)
+    assert len(names) == 10
+    assert set(names) <= set(arguments)
+
+
+def test_settings_replace_those_of_the_profile():
+    with morphkv.Session(
+        MODEL, budget=64, profile="paper", window=5, fusion="max", prefill="stream", threads=1
+    ) as session:
+        assert session.rule == (
+            "profile paper, budget 64, n_sink 4, window 5, recent 0, pool 1, fusion max, "
+            "queries attention, policy morphkv, seed 0, prefill stream"
+        )
+        text_of(session, LONG[:800], max_tokens=1)
+        assert session.stats.prefill_mode == "stream"
+        text_of(session, LONG[:800], max_tokens=1, prefill="whole")
+        assert session.stats.prefill_mode == "whole"
+        assert session.stats.rows_kept == 64
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "what"),
     [
@@ -356,6 +379,10 @@ def test_a_damaged_file_is_refused_and_the_session_goes_on(session, tmp_path):
         ({"cache_type_k": "f64"}, ValueError, "cache_type_k 'f64'"),
         ({"threads": -1}, ValueError, "threads -1"),
         ({"pool": 4}, ValueError, "pool 4"),
+        ({"fusion": "sum"}, ValueError, "fusion 'sum' is not known: use one of mean, max"),
+        ({"policy": "h2o", "prefill": "guided"}, ValueError, "takes no guide"),
+        ({"policy": "full"}, ValueError, "evicts nothing"),
+        ({"queries": 3}, TypeError, "queries 3: give str"),
         ({"budget": "many"}, TypeError, "budget 'many': give int"),
         ({"window": 2.5}, TypeError, "window 2.5: give int"),
         ({"verbose": "no"}, TypeError, "verbose 'no': give bool"),
@@ -384,7 +411,7 @@ def test_settings_that_cannot_be_are_refused_by_name(settings, error, what):
         ("a", {"seed": 1.5}, TypeError, "seed 1.5: give int"),
         ("a", {"stop": ["x", ""]}, ValueError, "stop text is empty"),
         ("a", {"stop": [3]}, TypeError, "stop: give str"),
-        ("a", {"prefill": "whole"}, ValueError, "prefill 'whole'"),
+        ("a", {"prefill": "fast"}, ValueError, "prefill 'fast' is not known"),
         ("a", {"prefill": "stream", "guides": "x"}, ValueError, "guides are given"),
         ("a", {"guides": [LONG]}, ValueError, "a guide has"),
         (LONG, {"strict": True}, ValueError, "strict"),
