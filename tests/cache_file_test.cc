@@ -269,7 +269,7 @@ TEST_F(CacheFile, OfAnotherConfigurationIsRefusedWithBothInTheMessage) {
                                {"fusion", "max", "mean", here},
                                {"policy", "random", "morphkv", here},
                                {"seed", "9", "0", here},
-                               {"query source", "attention", "keys", here}};
+                               {"queries", "attention", "keys", here}};
   others[0].config.budget = 17;
   others[1].config.n_sink = 3;
   others[2].config.window = 5;

@@ -134,7 +134,7 @@ class BadInputTest(CliTest):
         self.refuse("-p", "x", "--guide-text", "", says=["--guide-text ''", "empty"])
         self.refuse("-p", "x", "--guide-text", b"caf\xe9", says=["--guide-text", "byte 3"])
         self.refuse("-p", "x", "--guide-text", "word " * 600,
-                    says=["a guide has 60", "one micro-batch of 512", "shorten it"])
+                    says=["a guide has 60", "the limit is 512", "shorten it"])
 
     def test_messages_that_are_none(self):
         for content, says in (

@@ -25,7 +25,7 @@ NUMBERS = """compression_ratio prefill_ms guide_ms decode_ms evict_ms evict_deco
 tokens_per_second""".split()
 STRINGS = """morphkv_version model policy queries fuse prefill prefill_mode cache_type_k
 cache_type_v
-finish_reason text""".split()
+finish_reason text profile rule""".split()
 
 FILLER = "The quick brown fox walks along the river and looks at the boats. "
 LONG = FILLER * 50  # about 700 tokens

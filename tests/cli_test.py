@@ -401,7 +401,7 @@ class SessionTest(CliTest):
         self.run_tool(*load, "--budget", "128", "-n", "1")
         self.run_tool(*load, "--profile", "document", "-n", "1")
         self.refuse(*load, "--budget", "64", says=["a.session", "budget 128 (here 64)"])
-        self.refuse(*load, "--profile", "reference", says=["query source attention (here keys)"])
+        self.refuse(*load, "--profile", "reference", says=["queries attention (here keys)"])
         self.refuse(*load, "-ctk", "q8_0", says=["a.session", "K f16 (here K q8_0)"])
         self.refuse(*load, "--chat", "-sys", "Be brief.", says=["--load-session", "leave them out"])
         self.refuse("--load-session", path, "-p", "one two three " * 3000,
