@@ -103,8 +103,8 @@ void MorphKVCache::evict() {
 KeysAndValues MorphKVCache::update(const ArrayView& keys, const ArrayView& values,
                                    const ArrayView* queries, Call call) {
   if (call == Call::kGuide && !policy_->traits().guided) {
-    refuse("policy '" + std::string(policy_->name()) +
-           "' takes no guide: use policy morphkv or rkv");
+    refuse("policy '" + std::string(policy_->name()) + "' takes no guide: use policy " +
+           policy_names_text(&PolicyTraits::guided));
   }
   check(keys, values, queries);
   const bool first_call = state_heads_.empty();

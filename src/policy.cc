@@ -61,4 +61,17 @@ std::string policy_names_text() {
   return text;
 }
 
+std::string policy_names_text(bool PolicyTraits::*trait) {
+  std::vector<std::string_view> names = policy_names();
+  std::erase_if(names, [&](std::string_view name) {
+    return !(make_policy({.policy = std::string(name)})->traits().*trait);
+  });
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 < names.size() ? ", " : " or ";
+    text += names[i];
+  }
+  return text;
+}
+
 }  // namespace morphkv

@@ -13,7 +13,7 @@ std::string in_head(std::size_t head, const std::string& what) {
 
 void check_bound(const LayerSnapshot& layer, std::size_t h, Violations& out) {
   const auto rows = layer.heads[h].slots.size();
-  if (layer.config.policy != "full" && rows > static_cast<std::size_t>(layer.config.budget)) {
+  if (layer.evicts && rows > static_cast<std::size_t>(layer.config.budget)) {
     out.push_back(
         in_head(h, std::to_string(rows) + " rows, budget " + std::to_string(layer.config.budget)));
   }
@@ -65,7 +65,7 @@ void check_protected(const LayerSnapshot& layer, std::size_t h, Violations& out)
 }  // namespace
 
 LayerSnapshot take_snapshot(const LayerRetention& layer, Position offset, int max_slots) {
-  LayerSnapshot snapshot{layer.config(), offset, max_slots, {}};
+  LayerSnapshot snapshot{layer.config(), layer.evicts(), offset, max_slots, {}};
   for (int h = 0; h < layer.n_heads(); ++h) {
     const KeepSet& keep = layer.keep(h);
     snapshot.heads.push_back({{keep.slots().begin(), keep.slots().end()},

@@ -50,6 +50,9 @@ TEST(Policy, IsKnownByItsName) {
   }
   EXPECT_EQ(policy_names_text(),
             "morphkv, h2o, snapkv, tova, keydiff, rkv, streaming, random, full");
+  EXPECT_EQ(policy_names_text(&PolicyTraits::guided), "morphkv or rkv");
+  EXPECT_EQ(policy_names_text(&PolicyTraits::beside_guides), "rkv");
+  EXPECT_EQ(policy_names_text(&PolicyTraits::by_slot), "morphkv, h2o or tova");
   for (const char* name : {"", "Full", "morph", "morphkv ", "h2"}) {
     EXPECT_FALSE(is_policy_name(name)) << name;
   }

@@ -52,6 +52,7 @@ TEST(Snapshot, RecordsWhatTheLayerHolds) {
   host.feed_all([] { return 3; });
   const LayerSnapshot snapshot = take_snapshot(host.layer(), 30, 15);
   EXPECT_EQ(snapshot.config, config);
+  EXPECT_TRUE(snapshot.evicts);
   EXPECT_EQ(snapshot.offset, 30);
   EXPECT_EQ(snapshot.max_slots, 15);
   ASSERT_EQ(snapshot.heads.size(), 2u);
@@ -101,6 +102,8 @@ TEST(Snapshot, ShowsABrokenBound) {
   layer.heads[0].slots.insert(layer.heads[0].slots.begin() + 3, 6);
   layer.heads[0].positions.insert(layer.heads[0].positions.begin() + 3, 8);
   expect_only(layer, 0, "7 rows, budget 6");
+  layer.evicts = false;
+  EXPECT_EQ(violations(layer), std::vector<std::string>{});
 }
 
 TEST(Snapshot, ShowsSlotsWithoutPositions) {

@@ -163,7 +163,7 @@ class MorphKVCache final : public KVCache {
   // Returns the rows held and the guide's, [B, H, rows + S, D], and lets the guide say which rows
   // evict() is to keep: by its queries, or its keys with query source kKeys. The guide's own rows,
   // rotated from offset() on, are gone with the next call; offset() and all else are as before.
-  // Policy morphkv only.
+  // Throws std::invalid_argument where the policy takes no guide (PolicyTraits::guided).
   KeysAndValues guide_and_fetch(const ArrayView& keys, const ArrayView& values);
   KeysAndValues guide_and_fetch(const ArrayView& keys, const ArrayView& values,
                                 const ArrayView& queries);

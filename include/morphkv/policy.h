@@ -157,5 +157,7 @@ std::vector<std::string_view> policy_names();
 bool is_policy_name(std::string_view name);
 // "morphkv, h2o, snapkv, tova, keydiff, rkv, streaming, random, full"
 std::string policy_names_text();
+// Those with this trait: of PolicyTraits::guided "morphkv or rkv".
+std::string policy_names_text(bool PolicyTraits::*trait);
 
 }  // namespace morphkv

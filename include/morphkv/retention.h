@@ -47,6 +47,7 @@ class HeadRetention {
   // The host has made use of them.
   void forget_victims() { victims_.clear(); }
   const KeepSet& keep() const { return keep_; }
+  bool evicts() const { return traits_.evicts; }
 
   // The host has carried out these moves, in order.
   void apply_moves(std::span<const RowMove> moves);
@@ -137,6 +138,7 @@ class LayerRetention {
     return heads_[head].load(slots, positions, saved);
   }
 
+  bool evicts() const { return heads_.front().evicts(); }
   int n_heads() const { return static_cast<int>(heads_.size()); }
   const KeepSet& keep(int head) const { return heads_[head].keep(); }
   const CacheConfig& config() const { return config_; }

@@ -18,6 +18,7 @@ struct HeadSnapshot {
 
 struct LayerSnapshot {
   CacheConfig config;
+  bool evicts = true;   // PolicyTraits::evicts
   Position offset = 0;  // tokens seen
   int max_slots = 0;
   std::vector<HeadSnapshot> heads;

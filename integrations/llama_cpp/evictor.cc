@@ -353,8 +353,8 @@ void Evictor::Impl::evict(llama_seq_id id) {
 
 void Evictor::Impl::require_guided(llama_seq_id id) const {
   if (!takes_guides(id)) {
-    throw std::invalid_argument("policy '" + config(id).policy +
-                                "' takes no guide: use policy morphkv or rkv");
+    throw std::invalid_argument("policy '" + config(id).policy + "' takes no guide: use policy " +
+                                policy_names_text(&PolicyTraits::guided));
   }
 }
 

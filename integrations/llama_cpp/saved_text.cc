@@ -123,7 +123,7 @@ void check_rows(const Saved& s) {
     require(layer.index > last, name + "it stands behind layer " + std::to_string(last));
     last = layer.index;
     require(!layer.heads.empty(), name + "it has no heads");
-    LayerSnapshot rows{s.config, s.offset, n_cells, {}};
+    LayerSnapshot rows{s.config, evicts, s.offset, n_cells, {}};
     for (const SavedHead& head : layer.heads) {
       require(head.slots.size() == s.rows() && head.positions.size() == s.rows(),
               name + "a head has other rows than the cells");

@@ -221,7 +221,7 @@ void bind_work(Class& c) {
            "Returns the rows held and the guide's, [B, H, rows + S, D], and lets the guide say "
            "which rows evict() is to keep: by its queries, or its keys with query source 'keys'. "
            "The guide's rows, rotated from `offset` on, leave no trace. Several guides share the "
-           "budget. ValueError for a policy other than 'morphkv'.")
+           "budget. ValueError if the policy takes no guide.")
       .def(
           "evict", [](PythonCache& self) { self.locked([](auto& cache) { cache.evict(); }); },
           "Lets the rows beyond the budget leave: those that the guides since the last "
