@@ -29,16 +29,6 @@ const Entry* find_policy(std::string_view name) {
 
 }  // namespace
 
-Workspace::Workspace(int max_slots, int max_group, int max_dim)
-    : logits(static_cast<std::size_t>(std::max(kBlock, max_group)) * max_slots),
-      queries(static_cast<std::size_t>(std::max(kBlock, max_group)) * max_dim),
-      factors(std::max(kBlock, max_group)),
-      slot_scores(max_slots),
-      scores(max_slots),
-      pooled(3 * static_cast<std::size_t>(max_slots)),
-      ranks(2 * static_cast<std::size_t>(max_slots)),
-      seen(max_slots) {}
-
 std::unique_ptr<Policy> make_policy(const CacheConfig& config) {
   validate(config);
   return find_policy(config.policy)->make(config);

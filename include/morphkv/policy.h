@@ -12,6 +12,7 @@
 #include "morphkv/config.h"
 #include "morphkv/keep_set.h"
 #include "morphkv/tensor_view.h"
+#include "morphkv/workspace.h"
 
 namespace morphkv {
 
@@ -30,30 +31,6 @@ struct PolicyTraits {
   bool beside_guides = false;  // its own score counts as one guide more when guides have asked
   bool by_slot = false;  // score() writes scores[slot]: one victim is then found without the order
                          // of the ranks
-};
-
-// Scratch memory that the heads of one thread share, sized once.
-struct Workspace {
-  Workspace(int max_slots, int max_group, int max_dim);
-  static constexpr int kBlock = 32;  // queries that share one reading of the keys
-
-  std::vector<float> logits;       // [max(kBlock, group), slot]
-  std::vector<float> queries;      // [max(kBlock, group), dim]
-  std::vector<float> factors;      // [max(kBlock, group)]
-  std::vector<float> slot_scores;  // [slot]
-  std::vector<float> scores;       // [rank]
-  std::vector<float> pooled;       // [3, rank]
-  std::vector<int> ranks;          // [2, rank] victims, and what they are chosen from
-  SlotSet seen;                    // what a guide or a block of keys looks at
-};
-
-// The rows that a call brings to one head.
-struct NewRows {
-  std::span<const int> slots;  // [token] where they lie
-  RowsView keys;               // [slot, dim] all rows of the head, old and new
-  QueriesView queries;         // [token, group, dim] of the last queries.tokens tokens of the call
-  float scale = 1.0f;          // of query . key in the model's attention
-  float softcap = 0.0f;        // soft cap of the model's attention logits, 0 = none
 };
 
 // The state that one head keeps for its policy. Called once or a few times per call, never per row.

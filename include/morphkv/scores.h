@@ -6,9 +6,9 @@
 
 #include "morphkv/config.h"
 #include "morphkv/keep_set.h"
-#include "morphkv/policy.h"
 #include "morphkv/tensor_view.h"
 #include "morphkv/window_logits.h"
+#include "morphkv/workspace.h"
 
 namespace morphkv {
 

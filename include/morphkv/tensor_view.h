@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace morphkv {
 
@@ -57,6 +58,15 @@ struct QueriesView {
   const float* query(int token, int g) const {
     return data + token * token_stride + g * group_stride;
   }
+};
+
+// The rows that a call brings to one head.
+struct NewRows {
+  std::span<const int> slots;  // [token] where they lie
+  RowsView keys;               // [slot, dim] all rows of the head, old and new
+  QueriesView queries;         // [token, group, dim] of the last queries.tokens tokens of the call
+  float scale = 1.0f;          // of query . key in the model's attention
+  float softcap = 0.0f;        // soft cap of the model's attention logits, 0 = none
 };
 
 }  // namespace morphkv
