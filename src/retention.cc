@@ -96,13 +96,13 @@ void HeadRetention::take_in(const NewRows& rows, int first, int count, Position 
 void HeadRetention::guide(const NewRows& guide, Workspace& ws) {
   const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(keep_.size()));
   policy_->score_by_guide(keep_, guide, scores, ws);
-  if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
+  if (pools()) pool_scores(config_.pool, scores, ws.pooled);
   improve_places_by(scores, ws);
 }
 
 // Protected rows take no place: a guide that looks at them would lose its share of the others.
 void HeadRetention::improve_places_by(std::span<const float> scores, Workspace& ws) {
-  const EvictableRanks ranked = evictable(keep_.size());
+  const EvictableRanks ranked = evictable();
   const auto first = static_cast<std::size_t>(ranked.first);
   const auto count = static_cast<std::size_t>(ranked.last - ranked.first);
   places_.resize(scores.size(), keep_.size());
@@ -112,8 +112,8 @@ void HeadRetention::improve_places_by(std::span<const float> scores, Workspace& 
   }
 }
 
-EvictableRanks HeadRetention::evictable(int rows) const {
-  return evictable_ranks(rows, config_.n_sink, config_.protected_tail());
+EvictableRanks HeadRetention::evictable() const {
+  return evictable_ranks(keep_.size(), config_.n_sink, config_.protected_tail());
 }
 
 void HeadRetention::evict(Workspace& ws) {
@@ -140,30 +140,31 @@ void HeadRetention::evict_to_budget(const RowsView* keys, Workspace& ws) {
 }
 
 void HeadRetention::choose(std::span<int> ranks, Workspace& ws) {
-  const EvictableRanks may_leave = evictable(keep_.size());
-  const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(keep_.size()));
-  if (!places_.empty()) {
-    if (traits_.beside_guides) {
-      policy_->score(keep_, scores, ws);
-      improve_places_by(scores, ws);
-    }
-    std::transform(places_.begin(), places_.end(), scores.begin(),
-                   [](int place) { return -static_cast<float>(place); });
-    places_.clear();
-  } else if (traits_.by_slot) {
-    const bool pools = traits_.pools && config_.pool > 1;
+  const bool by_slot = traits_.by_slot && ranks.size() == 1 && !pools() && places_.empty();
+  if (by_slot) {
     policy_->score(keep_, ws.slot_scores, ws);
-    if (ranks.size() == 1 && !pools) {
-      ranks[0] = choose_victim(keep_, may_leave, ws.slot_scores);
-      return;
-    }
-    by_rank(keep_, ws.slot_scores.data(), scores);
-    if (pools) pool_scores(config_.pool, scores, ws.pooled);
+    ranks[0] = choose_victim(keep_, evictable(), ws.slot_scores);
   } else {
-    policy_->score(keep_, scores, ws);
-    if (traits_.pools) pool_scores(config_.pool, scores, ws.pooled);
+    const auto scores = std::span(ws.scores).first(static_cast<std::size_t>(keep_.size()));
+    places_.empty() ? score(scores, ws) : score_by_places(scores, ws);
+    choose_victims(scores, evictable(), std::span(ws.ranks).last(ws.ranks.size() / 2), ranks);
   }
-  choose_victims(scores, may_leave, std::span(ws.ranks).last(ws.ranks.size() / 2), ranks);
+}
+
+void HeadRetention::score(std::span<float> scores, Workspace& ws) {
+  policy_->score(keep_, traits_.by_slot ? ws.slot_scores : scores, ws);
+  if (traits_.by_slot) by_rank(keep_, ws.slot_scores.data(), scores);
+  if (pools()) pool_scores(config_.pool, scores, ws.pooled);
+}
+
+void HeadRetention::score_by_places(std::span<float> scores, Workspace& ws) {
+  if (traits_.beside_guides) {
+    score(scores, ws);
+    improve_places_by(scores, ws);
+  }
+  std::transform(places_.begin(), places_.end(), scores.begin(),
+                 [](int place) { return -static_cast<float>(place); });
+  places_.clear();
 }
 
 void HeadRetention::apply_moves(std::span<const RowMove> moves) {

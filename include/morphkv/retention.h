@@ -73,9 +73,13 @@ class HeadRetention {
   void evict_to_budget(const RowsView* keys, Workspace& workspace);
   // Writes the ranks that leave, ascending.
   void choose(std::span<int> ranks, Workspace& workspace);
+  // scores[rank] by the policy, pooled; by the guides that have asked.
+  void score(std::span<float> scores, Workspace& workspace);
+  void score_by_places(std::span<float> scores, Workspace& workspace);
   // Each rank's place by these scores, or a better one that it has already.
   void improve_places_by(std::span<const float> scores, Workspace& workspace);
-  EvictableRanks evictable(int rows) const;
+  bool pools() const { return traits_.pools && config_.pool > 1; }
+  EvictableRanks evictable() const;
 
   CacheConfig config_;
   PolicyTraits traits_;
