@@ -2,7 +2,7 @@
 // a whole before any of it is used.
 #include <stdexcept>
 
-#include "archive.h"
+#include "morphkv/archive.h"
 #include "morphkv/cache.h"
 #include "morphkv/file.h"
 

@@ -36,7 +36,8 @@ ResolvedSettings Settings::resolve() const {
   if (out.prefill == Prefill::kGuided && !guided) {
     if (prefill_) {
       throw std::invalid_argument("prefill 'guided': policy '" + out.cache.policy +
-                                  "' takes no guide: use policy morphkv or rkv, or leave it out");
+                                  "' takes no guide: use policy " +
+                                  policy_names_text(&PolicyTraits::guided) + ", or leave it out");
     }
     out.prefill = Prefill::kStream;
   }

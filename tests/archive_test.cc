@@ -1,4 +1,4 @@
-#include "archive.h"
+#include "morphkv/archive.h"
 
 #include <gtest/gtest.h>
 

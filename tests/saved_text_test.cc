@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "archive.h"
+#include "morphkv/archive.h"
 #include "model_support.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/policy.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <type_traits>
 
-#include "archive.h"
+#include "morphkv/archive.h"
 #include "morphkv/policy.h"
 
 namespace morphkv {

@@ -195,8 +195,9 @@ void check_combinations(const RunOptions& o) {
   const bool asked = guides || settings.prefill() == Prefill::kGuided;
   if (asked && !make_policy(cache)->traits().guided) {
     throw std::invalid_argument("--policy '" + cache.policy +
-                                "' takes no guide: use --policy morphkv or rkv, or leave out "
-                                "--prefill guided, --guide and --guide-text");
+                                "' takes no guide: use --policy " +
+                                policy_names_text(&PolicyTraits::guided) +
+                                ", or leave out --prefill guided, --guide and --guide-text");
   }
   if (!o.flash_attention) {
     throw std::invalid_argument(

@@ -147,8 +147,9 @@ void read_setting(const Fields& fields, const CacheField<std::string>& field, in
   const auto policy = fields.text(name);
   if (!policy) return;
   if (!is_policy_name(*policy) || !make_policy({.policy = *policy})->traits().evicts) {
-    fields.refuse(name, "'" + *policy + "' is not one of " + policy_names_text() +
-                            " that evicts: for a cache that does not, ask for strict");
+    fields.refuse(name, "'" + *policy + "' is not one of " +
+                            policy_names_text(&PolicyTraits::evicts) +
+                            ": for a cache that does not evict, ask for strict");
   }
   settings.set(field, *policy);
 }

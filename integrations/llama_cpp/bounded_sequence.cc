@@ -8,24 +8,6 @@ namespace {
 
 constexpr float kPoison = 3e4f;
 
-void check_model(const llama_model* model, const CacheConfig& config, bool evicts) {
-  const auto refuse = [](const std::string& why) {
-    throw Unsupported("this model cannot be bounded: " + why);
-  };
-  if (llama_model_is_recurrent(model)) refuse("it is recurrent and has no KV cache of rows");
-  if (llama_model_is_hybrid(model)) refuse("it is a hybrid with recurrent layers");
-  if (llama_model_is_diffusion(model)) refuse("it is a diffusion model");
-  if (llama_model_has_encoder(model)) refuse("it has an encoder");
-  if (!llama_model_has_decoder(model)) refuse("it has no decoder");
-  const int n_swa = llama_model_n_swa(model);
-  if (evicts && n_swa > config.budget - config.n_sink) {
-    refuse("its sliding window of " + std::to_string(n_swa) +
-           " tokens is larger than budget - n_sink = " +
-           std::to_string(config.budget - config.n_sink) + "; use a budget of at least " +
-           std::to_string(n_swa + config.n_sink));
-  }
-}
-
 [[noreturn]] void refuse_foreign_edit(const std::string& seen) {
   throw EngineError(seen +
                     ": positions must be consecutive, after_decode() must follow every "
@@ -33,11 +15,6 @@ void check_model(const llama_model* model, const CacheConfig& config, bool evict
 }
 
 }  // namespace
-
-Rule::Rule(const llama_model* model, CacheConfig c)
-    : config(std::move(c)), policy(make_policy(config)), traits(policy->traits()) {
-  check_model(model, config, traits.evicts);
-}
 
 BoundedSequence::BoundedSequence(llama_context* context, llama_seq_id id, TensorTap& tap, Rule rule,
                                  int guide_tokens, bool poisons)

@@ -15,8 +15,8 @@
 #include "engine_state.h"
 #include "kv_store.h"
 #include "morphkv/llama_cpp/evictor.h"
-#include "morphkv/policy.h"
 #include "morphkv/retention.h"
+#include "rule.h"
 #include "tensor_tap.h"
 
 namespace morphkv::llama_cpp {
@@ -40,16 +40,6 @@ struct Worker {
   std::vector<int> cells_held;  // before the call, and its new ones
   std::vector<QueriesView> queries;
   std::vector<RowMove> moves;
-};
-
-// A rule, ready to be used. Throws std::invalid_argument (validate()) or Unsupported for a model
-// that cannot be bounded by it.
-struct Rule {
-  Rule(const llama_model* model, CacheConfig config);
-
-  CacheConfig config;
-  std::unique_ptr<Policy> policy;
-  PolicyTraits traits;
 };
 
 class BoundedSequence {

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "archive.h"
+#include "morphkv/archive.h"
 #include "bounded_sequence.h"
 #include "morphkv/policy.h"
 #include "morphkv/snapshot.h"

@@ -1,7 +1,8 @@
 #include "morphkv/llama_cpp/turn.h"
 
-#include "bounded_sequence.h"
+#include "morphkv/llama_cpp/evictor.h"
 #include "morphkv/llama_cpp/model_file.h"
+#include "rule.h"
 
 namespace morphkv::llama_cpp {
 namespace {

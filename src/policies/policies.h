@@ -1,5 +1,5 @@
 // The policies that have a name, one file each. What they keep and where they come from stands at
-// the head of their files; policy.cc knows them by name.
+// the head of their files; policies.cc has the list of the names.
 #pragma once
 
 #include <memory>
@@ -20,6 +20,9 @@ std::unique_ptr<Policy> make_rkv(const CacheConfig& config);
 std::unique_ptr<Policy> make_streaming(const CacheConfig& config);
 std::unique_ptr<Policy> make_random(const CacheConfig& config);
 std::unique_ptr<Policy> make_full(const CacheConfig& config);
+
+// The policy that a valid configuration names.
+std::unique_ptr<Policy> make(const CacheConfig& config);
 
 // A policy that is no more than a name, its traits and a way to make heads.
 class NamedPolicy final : public Policy {
