@@ -12,6 +12,7 @@ import re
 import subprocess
 import tempfile
 import unittest
+import urllib.error
 import urllib.request
 
 import morphkv
@@ -100,10 +101,16 @@ class HostsTest(unittest.TestCase):
                     self.assertEqual(host(profile), self.expected(profile))
 
     def test_a_server_by_its_requests(self):
-        with Server() as server:
+        with Server("--prefill", "whole") as server:  # or "paper" would be refused
             for profile in PROFILES:
                 with self.subTest(profile=profile):
                     self.assertEqual(server.ask(profile=profile), self.expected(profile))
+
+    def test_a_server_that_reserves_nothing_for_whole_prompts_refuses_them(self):
+        with Server() as server, self.assertRaises(urllib.error.HTTPError) as refused:
+            server.ask(profile="paper")
+        self.assertEqual(refused.exception.code, 400)
+        self.assertIn("--prefill whole", refused.exception.read().decode())
 
     def test_a_server_by_its_own_profile(self):
         for profile in PROFILES:

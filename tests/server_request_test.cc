@@ -234,6 +234,8 @@ TEST(ServerRequest, WithAWrongFieldIsRefusedByItsName) {
       {"policy", "\"best\""},
       {"policy", "7"},
       {"prefill", "\"fast\""},
+      {"prefill", "\"whole\""},   // the server was not started with it
+      {"profile", "\"paper\""},
       {"fusion", "\"sum\""},
       {"queries", "7"},
       {"prefill", "true"},
@@ -380,7 +382,9 @@ TEST(ServerRequest, WithAProfileGetsItsRuleAndItsGuide) {
   ASSERT_EQ(parsed.request.turn.guides.size(), 1u);
   EXPECT_EQ(text_of(parsed.request.turn.guides[0]), find_profile("chat").guide_text);
   EXPECT_TRUE(parsed.request.turn.end_guides_too);
-  const ParsedRequest paper = chat(R"("profile": "paper")");
+  RequestDefaults whole = defaults();
+  whole.settings.set_prefill(Prefill::kWhole);
+  const ParsedRequest paper = reader(whole).chat(chat_with(R"("profile": "paper")"));
   EXPECT_EQ(paper.request.turn.prefill, Prefill::kWhole);
   EXPECT_EQ(paper.request.turn.cache, find_profile("paper").with_budget(512));
   EXPECT_EQ(paper.request.turn.cache.budget, 512);

@@ -22,7 +22,6 @@ namespace morphkv::server {
 namespace {
 
 constexpr std::size_t kMostBodyBytes = 16u << 20;
-constexpr std::size_t kMostSlotFileBytes = std::size_t{4} << 30;
 constexpr int kMostPictureTokens = 8192;
 constexpr std::chrono::milliseconds kPatience{50};  // until a client that left is noticed
 constexpr const char* kTooLate = "the time-out came before the first token";
@@ -426,7 +425,7 @@ void HttpServer::Impl::slot_action(const Http& request, Reply& reply) {
     if (!std::filesystem::is_regular_file(path, ignored)) {
       throw failure(404, "there is no saved slot of that name", "not_found_error", "filename");
     }
-    service_.restore(*slot, read_file(path, kMostSlotFileBytes));
+    service_.restore(*slot, read_file(path, llama_cpp::kMostSavedBytes));
   } else if (action == "erase") {
     service_.erase(*slot);
   } else {

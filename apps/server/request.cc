@@ -278,6 +278,13 @@ Settings RequestReader::read_common(const Fields& fields, ParsedRequest& parsed)
   } catch (const std::invalid_argument& error) {
     throw BadRequest(field_at_fault(error.what(), fields), error.what());
   }
+  // Who runs the server decides whether a request may take memory beyond what is reserved.
+  if (parsed.settings.prefill == Prefill::kWhole &&
+      defaults_.settings.resolve().prefill != Prefill::kWhole) {
+    fields.refuse(fields.find("prefill") != nullptr ? "prefill" : "profile",
+                  "reads a prompt whole, in a cache as large as the prompt, and the server was "
+                  "started without --prefill whole: use guided or stream");
+  }
   turn.use(parsed.settings, model_);
   parsed.request.stop = read_stops(fields);
   turn.max_tokens = fields.number<int>("max_tokens", 0, kMaxInt).value_or(-1);

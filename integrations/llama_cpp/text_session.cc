@@ -36,7 +36,14 @@ Turn TextSession::turn_of(Tokens prompt, std::size_t question, const TextTurn& t
   turn.prompt = std::move(prompt);
   turn.question = question;
   turn.prefill = t.prefill.value_or(turn.prefill);
-  if (turn.prefill != Prefill::kGuided) turn.guides.clear();
+  if (turn.prefill != Prefill::kGuided) {
+    if (!t.guides.empty()) {
+      throw std::invalid_argument("guides are given, but prefill '" +
+                                  std::string(to_string(turn.prefill)) +
+                                  "' asks none: use guided");
+    }
+    turn.guides.clear();
+  }
   turn.sampling = t.sampling;
   turn.max_tokens = t.max_tokens;
   turn.ignore_eos = t.ignore_eos;
