@@ -13,10 +13,11 @@ using morphkv::ArrayView;
 using morphkv::DType;
 using morphkv::KeepSet;
 
-// What one KV head remembers: the squared norm of the key in each slot.
+// What one KV head remembers: the squared norm of each key, in a column, which goes where the rows
+// go and is saved with them.
 class LargestKeysHead final : public morphkv::HeadPolicy {
  public:
-  explicit LargestKeysHead(int max_slots) : norms_(max_slots) {}
+  LargestKeysHead() : norm_(columns_.add(1, 0.0f)) {}
 
   // New rows came.
   void append(const KeepSet& /*keep*/, const morphkv::NewRows& rows, int first, int count,
@@ -28,39 +29,29 @@ class LargestKeysHead final : public morphkv::HeadPolicy {
         const float x = element(rows.keys.row(slot), d, rows.keys.dtype);
         norm += x * x;
       }
-      norms_[slot] = norm;
+      columns_[norm_][slot] = norm;
     }
   }
   // The least score leaves.
   void score(const KeepSet& keep, std::span<float> scores, morphkv::Workspace&) override {
-    for (int rank = 0; rank < keep.size(); ++rank) scores[rank] = norms_[keep.slots()[rank]];
+    for (int rank = 0; rank < keep.size(); ++rank) {
+      scores[rank] = columns_[norm_][keep.slots()[rank]];
+    }
   }
-  // Rows move to other slots, and the number of slots changes.
-  void move(int from, int to) override { norms_[to] = norms_[from]; }
-  void resize(int max_slots) override { norms_.resize(max_slots); }
-  // For copies, and for saved caches.
   std::unique_ptr<HeadPolicy> clone() const override {
     return std::make_unique<LargestKeysHead>(*this);
   }
-  void save(const KeepSet& keep, std::vector<float>& out) const override {
-    for (const int slot : keep.slots()) out.push_back(norms_[slot]);
-  }
-  bool load(const KeepSet& keep, std::span<const float> saved) override {
-    if (static_cast<int>(saved.size()) != keep.size()) return false;
-    for (int rank = 0; rank < keep.size(); ++rank) norms_[keep.slots()[rank]] = saved[rank];
-    return true;
-  }
 
  private:
-  std::vector<float> norms_;  // [slot]
+  int norm_;  // column
 };
 
 class LargestKeys final : public morphkv::Policy {
  public:
   std::string_view name() const override { return "largest-keys"; }
   morphkv::PolicyTraits traits() const override { return {.needs_keys = true}; }
-  std::unique_ptr<morphkv::HeadPolicy> make_head(morphkv::HeadId, int max_slots) const override {
-    return std::make_unique<LargestKeysHead>(max_slots);
+  std::unique_ptr<morphkv::HeadPolicy> make_head(morphkv::HeadId) const override {
+    return std::make_unique<LargestKeysHead>();
   }
 };
 

@@ -349,11 +349,7 @@ void MorphKVCache::put_in_order(std::size_t h) {
     }
     std::copy(ordered.begin(), ordered.end(), row(*store, h, 0));
   }
-  const std::vector<Position> positions(head.keep().positions().begin(),
-                                        head.keep().positions().end());
-  std::vector<float> memory;  // in terms of ranks
-  head.save(memory);
-  head.load(positions, memory);
+  head.put_in_order();
   state_heads_[h].start = 0;
 }
 

@@ -75,6 +75,14 @@ void KeepSet::shift(int first, int last, int by) {
   held_.shift(first, last, by);
 }
 
+void KeepSet::put_in_order() {
+  held_.clear();
+  for (int rank = 0; rank < size(); ++rank) {
+    slots_[rank] = rank;
+    held_.add(rank);
+  }
+}
+
 void KeepSet::clear() {
   slots_.clear();
   positions_.clear();

@@ -21,24 +21,26 @@ HeadRetention::HeadRetention(const CacheConfig& config, const Policy& policy, He
                              int max_slots)
     : config_(validated(config)),
       traits_(policy.traits()),
-      max_slots_(max_slots),
       keep_(max_slots),
-      policy_(policy.make_head(id, max_slots)) {
-  places_.reserve(static_cast<std::size_t>(max_slots));
-  victims_.reserve(static_cast<std::size_t>(max_slots));
+      policy_(policy.make_head(id)) {
+  resize(max_slots);
 }
 
 HeadRetention::HeadRetention(const HeadRetention& other)
     : config_(other.config_),
       traits_(other.traits_),
-      max_slots_(other.max_slots_),
       keep_(other.keep_),
       policy_(other.policy_->clone()),
       places_(other.places_),
       victims_(other.victims_) {
-  keep_.reserve(max_slots_);
-  places_.reserve(static_cast<std::size_t>(max_slots_));
-  victims_.reserve(static_cast<std::size_t>(max_slots_));
+  resize(max_slots());
+}
+
+void HeadRetention::resize(int max_slots) {
+  policy_->columns().resize(max_slots);
+  keep_.reserve(max_slots);
+  places_.reserve(static_cast<std::size_t>(max_slots));
+  victims_.reserve(static_cast<std::size_t>(max_slots));
 }
 
 bool HeadRetention::load(std::span<const Position> positions, std::span<const float> saved) {
@@ -49,7 +51,7 @@ bool HeadRetention::load(std::span<const Position> positions, std::span<const fl
 
 bool HeadRetention::load(std::span<const int> slots, std::span<const Position> positions,
                          std::span<const float> saved) {
-  KeepSet keep(max_slots_);
+  KeepSet keep(max_slots());
   for (std::size_t rank = 0; rank < positions.size(); ++rank) {
     keep.append(slots[rank], positions[rank]);
   }
@@ -130,11 +132,8 @@ void HeadRetention::evict_to_budget(const RowsView* keys, Workspace& ws) {
   for (const int rank : ranks) {
     const int slot = keep_.slots()[rank];
     victims_.push_back(slot);
-    if (keys != nullptr) {
-      policy_->erase_shown(slot, *keys, ws);
-    } else {
-      policy_->erase(slot);
-    }
+    policy_->erased(slot, keys, ws);
+    policy_->columns().erase(slot);
   }
   keep_.erase(ranks);
 }
@@ -170,30 +169,31 @@ void HeadRetention::score_by_places(std::span<float> scores, Workspace& ws) {
 void HeadRetention::apply_moves(std::span<const RowMove> moves) {
   for (const RowMove& move : moves) {
     keep_.move(move.from, move.to);
-    policy_->move(move.from, move.to);
+    policy_->columns().move(move.from, move.to);
   }
 }
 
 void HeadRetention::shift(int first, int last, int by) {
   keep_.shift(first, last, by);
-  policy_->shift(first, last, by);
+  policy_->columns().shift(first, last, by);
+}
+
+void HeadRetention::put_in_order() {
+  policy_->columns().gather(keep_.slots());
+  keep_.put_in_order();
 }
 
 void HeadRetention::transfer(std::span<const RowMove> moves, int max_slots) {
   // A larger store has its slots before rows move there, a smaller one loses them afterwards.
-  if (max_slots > max_slots_) policy_->resize(max_slots);
+  resize(std::max(max_slots, this->max_slots()));
   apply_moves(moves);
-  if (max_slots < max_slots_) policy_->resize(max_slots);
-  keep_.reserve(max_slots);
-  places_.reserve(static_cast<std::size_t>(max_slots));
   victims_ = {};
-  victims_.reserve(static_cast<std::size_t>(max_slots));
-  max_slots_ = max_slots;
+  resize(max_slots);
 }
 
 void HeadRetention::clear() {
   keep_.clear();
-  policy_->clear();
+  policy_->load(keep_, {});
   places_.clear();
   victims_.clear();
 }

@@ -9,17 +9,6 @@
 
 namespace morphkv {
 
-void fuse_window(WindowLogits& window, Fusion fusion, int slot_limit, std::span<float> scores) {
-  std::fill_n(scores.data(), slot_limit, 0.0f);
-  const bool mean = fusion == Fusion::kMean;
-  const float share = mean ? 1.0f / static_cast<float>(std::max(1, window.queries())) : 1.0f;
-  const kernels::ScaledRows rows{.x = window.weights(0),
-                                 .stride = window.stride(),
-                                 .factors = window.factors(slot_limit, share).data(),
-                                 .rows = window.queries()};
-  (mean ? kernels::add_scaled : kernels::max_scaled)(rows, slot_limit, scores.data());
-}
-
 void by_rank(const KeepSet& keep, const float* of_slot, std::span<float> scores) {
   const int* slots = keep.slots().data();
   for (int rank = 0; rank < keep.size(); ++rank) scores[rank] = of_slot[slots[rank]];

@@ -353,35 +353,29 @@ class LargestFirst final : public Policy {
  public:
   class Head final : public HeadPolicy {
    public:
-    explicit Head(int max_slots) : first_(static_cast<std::size_t>(max_slots)) {}
+    Head() : first_(columns_.add(1, -65504.0f)) {}
     void append(const KeepSet&, const NewRows& rows, int first, int count, Workspace&) override {
       for (int t = first; t < first + count; ++t) {
         const int slot = rows.slots[static_cast<std::size_t>(t)];
         std::uint16_t bits = 0;
         std::memcpy(&bits, rows.keys.row(slot), sizeof bits);
-        first_[static_cast<std::size_t>(slot)] = test::from_f16(bits);
+        columns_[first_][slot] = test::from_f16(bits);
       }
     }
     void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
       for (std::size_t i = 0; i < scores.size(); ++i) {
-        scores[i] = first_[static_cast<std::size_t>(keep.slots()[i])];
+        scores[i] = columns_[first_][keep.slots()[i]];
       }
     }
-    void move(int from, int to) override {
-      first_[static_cast<std::size_t>(to)] = first_[static_cast<std::size_t>(from)];
-    }
-    void resize(int max_slots) override { first_.resize(static_cast<std::size_t>(max_slots)); }
     std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<Head>(*this); }
 
    private:
-    std::vector<float> first_;  // [slot]
+    int first_;  // column
   };
 
   std::string_view name() const override { return "largest-first"; }
   PolicyTraits traits() const override { return {.needs_keys = true}; }
-  std::unique_ptr<HeadPolicy> make_head(HeadId, int max_slots) const override {
-    return std::make_unique<Head>(max_slots);
-  }
+  std::unique_ptr<HeadPolicy> make_head(HeadId) const override { return std::make_unique<Head>(); }
 };
 
 TEST(CachePolicy, OfTheCallersOwnFollowsItsRowsThroughCallsOfAnyLength) {

@@ -242,7 +242,8 @@ TEST(H2oPolicy, AlwaysKeepsTheRecentTailWhenTheBudgetIsTight) {
 }
 
 TEST(H2oPolicy, RefusesAMemoryThatIsNotItsOwn) {
-  const auto head = make_policy(h2o({}))->make_head({}, 8);
+  const auto head = make_policy(h2o({}))->make_head({});
+  head->columns().resize(8);
   KeepSet keep(8);
   for (int i = 0; i < 3; ++i) keep.append(i, i);
   EXPECT_TRUE(head->load(keep, std::vector<float>{1, 0, 2.5f}));
@@ -253,27 +254,6 @@ TEST(H2oPolicy, RefusesAMemoryThatIsNotItsOwn) {
   std::vector<float> saved;
   head->save(keep, saved);
   EXPECT_EQ(saved, (std::vector<float>{1, 0, 2.5f}));
-}
-
-TEST(H2oPolicy, ShiftsItsTotalsAsItMovesThem) {
-  for (const auto& [first, last, by] : {std::array{2, 6, 1}, {2, 6, -2}, {3, 4, 3}, {1, 7, -1}}) {
-    const auto shifted = make_policy(h2o({}))->make_head({}, 8);
-    KeepSet keep(8);
-    for (int i = first; i < last; ++i) keep.append(i, i);
-    std::vector<float> totals;
-    for (int i = first; i < last; ++i) totals.push_back(static_cast<float>(i));
-    ASSERT_TRUE(shifted->load(keep, totals));
-    const auto moved = shifted->clone();
-    shifted->shift(first, last, by);
-    moved->HeadPolicy::shift(first, last, by);
-    keep.shift(first, last, by);
-    std::vector<float> a;
-    std::vector<float> b;
-    shifted->save(keep, a);
-    moved->save(keep, b);
-    EXPECT_EQ(a, totals);
-    EXPECT_EQ(b, totals);
-  }
 }
 
 }  // namespace

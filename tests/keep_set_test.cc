@@ -160,6 +160,17 @@ TEST(KeepSet, KeepsItsRowsWhenTheNumberOfSlotsChanges) {
   EXPECT_EQ(slots_of(keep), (std::vector<int>{3, 9, 0, 7, 5, 63}));
 }
 
+TEST(KeepSet, LiesInTheOrderOfItsRanksWhenPutInOrder) {
+  KeepSet keep = five_rows();
+  const std::vector<Position> positions = positions_of(keep);
+  keep.put_in_order();
+  EXPECT_EQ(slots_of(keep), (std::vector<int>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(positions_of(keep), positions);
+  EXPECT_EQ(keep.held().limit(), 5);
+  keep.append(9, 41);
+  EXPECT_EQ(keep.rank_of(9), 5);
+}
+
 TEST(KeepSet, NeverReallocatesWithinItsSlots) {
   KeepSet keep(32);
   keep.append(0, 0);

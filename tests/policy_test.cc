@@ -237,7 +237,7 @@ class EvenPolicy final : public Policy {
  public:
   std::string_view name() const override { return "even"; }
   PolicyTraits traits() const override { return {}; }
-  std::unique_ptr<HeadPolicy> make_head(HeadId, int) const override {
+  std::unique_ptr<HeadPolicy> make_head(HeadId) const override {
     return std::make_unique<EvenHead>();
   }
 };
@@ -255,23 +255,29 @@ TEST(Policy, OfTheCallersOwnIsUsedLikeTheBuiltInOnes) {
             (std::vector<Position>{0, 1, 2, 4, 6, 8, 10, 11}));
 }
 
-// Writes down what a head is told.
+// Writes down what a head is told, and the position of every row.
 class RecordingHead final : public HeadPolicy {
  public:
-  explicit RecordingHead(std::vector<std::string>* events) : events_(events) {}
+  explicit RecordingHead(std::vector<std::string>* events)
+      : events_(events), position_(columns_.add(1, 0.0f)) {}
   void append(const KeepSet& keep, const NewRows&, int first, int count, Workspace&) override {
+    for (int rank = keep.size() - count; rank < keep.size(); ++rank) {
+      columns_[position_][keep.slots()[rank]] = static_cast<float>(keep.positions()[rank]);
+    }
     tell("append " + std::to_string(first) + "+" + std::to_string(count) + " of " +
          std::to_string(keep.size()));
   }
   void score(const KeepSet&, std::span<float> scores, Workspace&) override {
     std::fill(scores.begin(), scores.end(), 1.0f);
   }
-  void erase(int slot) override { tell("erase " + std::to_string(slot)); }
-  void move(int from, int to) override {
-    tell("move " + std::to_string(from) + " " + std::to_string(to));
+  void erased(int slot, const RowsView*, Workspace&) override {
+    tell("erased " + std::to_string(slot) + " of position " +
+         std::to_string(static_cast<int>(columns_[position_][slot])));
   }
-  void clear() override { tell("clear"); }
-  void resize(int max_slots) override { tell("resize " + std::to_string(max_slots)); }
+  bool load(const KeepSet& keep, std::span<const float> saved) override {
+    tell("load " + std::to_string(saved.size()));
+    return HeadPolicy::load(keep, saved);
+  }
   std::unique_ptr<HeadPolicy> clone() const override {
     return std::make_unique<RecordingHead>(*this);
   }
@@ -279,6 +285,7 @@ class RecordingHead final : public HeadPolicy {
  private:
   void tell(const std::string& event) { events_->push_back(event); }
   std::vector<std::string>* events_;
+  int position_;  // column
 };
 class RecordingPolicy final : public Policy {
  public:
@@ -286,7 +293,7 @@ class RecordingPolicy final : public Policy {
       : per_token_(per_token), events_(events) {}
   std::string_view name() const override { return "recording"; }
   PolicyTraits traits() const override { return {.evicts_per_token = per_token_}; }
-  std::unique_ptr<HeadPolicy> make_head(HeadId, int) const override {
+  std::unique_ptr<HeadPolicy> make_head(HeadId) const override {
     return std::make_unique<RecordingHead>(events_);
   }
 
@@ -295,27 +302,56 @@ class RecordingPolicy final : public Policy {
   std::vector<std::string>* events_;
 };
 
-// What a head is told when five tokens come to a budget of three, one row moves, and all ends.
+// What a head is told when five tokens come to a budget of three, one row moves, and all ends. What
+// it remembers of the rows held goes where they go.
 std::vector<std::string> told(bool per_token) {
   std::vector<std::string> events;
   LayerRetention layer({.budget = 3, .n_sink = 1, .window = 1}, RecordingPolicy(per_token, &events),
                        0, 1, 8);
   Workspace workspace(8, 1, 1);
+  const auto expect_remembered = [&] {
+    std::vector<float> memory;
+    layer.save(0, memory);
+    const auto positions = layer.keep(0).positions();
+    EXPECT_EQ(memory, std::vector<float>(positions.begin(), positions.end()));
+  };
   const int slots[] = {6, 5, 4, 3, 2};
   layer.append({slots, 0, {}, {}}, workspace);
+  expect_remembered();
   layer.apply_moves(0, std::vector<RowMove>{{2, 5}});
+  expect_remembered();
   layer.transfer(std::vector<RowMove>{{6, 0}}, 6);
+  expect_remembered();
+  layer.transfer(std::vector<RowMove>{{5, 120}}, 140);
+  expect_remembered();
+  LayerRetention copy = layer.copy();
   layer.clear();
+  expect_remembered();
+  std::vector<float> memory;
+  copy.save(0, memory);
+  EXPECT_EQ(memory, (std::vector<float>{0, 3, 4}));
+  EXPECT_FALSE(layer.load(0, std::vector{1, 0}, std::vector<Position>{0, 3}, memory));
+  EXPECT_TRUE(layer.load(0, std::vector{1, 0, 7}, std::vector<Position>{0, 3, 4}, memory));
+  expect_remembered();
   return events;
 }
 
-TEST(Policy, IsToldOfEveryRowThatComesLeavesOrMoves) {
-  EXPECT_EQ(told(true),
-            (std::vector<std::string>{"append 0+1 of 1", "append 1+1 of 2", "append 2+1 of 3",
-                                      "append 3+1 of 4", "erase 5", "append 4+1 of 4", "erase 4",
-                                      "move 2 5", "move 6 0", "resize 6", "clear"}));
-  EXPECT_EQ(told(false), (std::vector<std::string>{"append 0+5 of 5", "erase 5", "erase 4",
-                                                   "move 2 5", "move 6 0", "resize 6", "clear"}));
+TEST(Policy, IsToldOfEveryRowThatComesOrLeavesAndItsNumbersGoWithTheRows) {
+  const std::vector<std::string> one = {"append 0+1 of 1",
+                                        "append 1+1 of 2",
+                                        "append 2+1 of 3",
+                                        "append 3+1 of 4",
+                                        "erased 5 of position 1",
+                                        "append 4+1 of 4",
+                                        "erased 4 of position 2",
+                                        "load 0",
+                                        "load 3",
+                                        "load 3"};
+  EXPECT_EQ(told(true), one);
+  const std::vector<std::string> all = {
+      "append 0+5 of 5", "erased 5 of position 1", "erased 4 of position 2", "load 0", "load 3",
+      "load 3"};
+  EXPECT_EQ(told(false), all);
 }
 
 // Notes the first number of every key that it is shown leaving.
@@ -326,10 +362,10 @@ class ShownHead final : public HeadPolicy {
   void score(const KeepSet&, std::span<float> scores, Workspace&) override {
     std::fill(scores.begin(), scores.end(), 1.0f);
   }
-  void erase(int slot) override { events_->push_back("unseen " + std::to_string(slot)); }
-  void erase_shown(int slot, const RowsView& keys, Workspace&) override {
+  void erased(int slot, const RowsView* keys, Workspace&) override {
+    if (keys == nullptr) return events_->push_back("unseen " + std::to_string(slot));
     float first = 0.0f;
-    std::memcpy(&first, keys.row(slot), sizeof first);
+    std::memcpy(&first, keys->row(slot), sizeof first);
     events_->push_back("shown " + std::to_string(static_cast<int>(first)));
   }
   std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<ShownHead>(*this); }
@@ -342,7 +378,7 @@ class ShownPolicy final : public Policy {
   explicit ShownPolicy(std::vector<std::string>* events) : events_(events) {}
   std::string_view name() const override { return "shown"; }
   PolicyTraits traits() const override { return {.needs_keys = true}; }
-  std::unique_ptr<HeadPolicy> make_head(HeadId, int) const override {
+  std::unique_ptr<HeadPolicy> make_head(HeadId) const override {
     return std::make_unique<ShownHead>(events_);
   }
 

@@ -12,6 +12,7 @@
 #include "generators.h"
 #include "morphkv/policy.h"
 #include "oracle.h"
+#include "policies/window_head.h"
 
 namespace morphkv {
 namespace {
@@ -26,7 +27,8 @@ std::vector<float> keys_scores(const CacheConfig& config, const Keys& keys,
                                const std::vector<int>& slots) {
   const int max_slots = *std::max_element(slots.begin(), slots.end()) + 1;
   const auto dim = static_cast<int>(keys.front().size());
-  const auto head = make_policy(config)->make_head({}, max_slots);
+  const auto head = make_policy(config)->make_head({});
+  head->columns().resize(max_slots);
   Workspace workspace(max_slots, 1, dim);
   StoredRows rows({.dtype = DType::kF32}, max_slots, dim);
   for (std::size_t t = 0; t < keys.size(); ++t) rows.set(slots[t], keys[t]);
@@ -93,14 +95,15 @@ TEST(Scores, FusedByMeanAddUpToOne) {
 }
 
 TEST(Scores, FusedByMaximumAreTheLargestWeightOfTheWindow) {
-  // Two queries; what each gives to the rows is known: logits 0 or log 2 or log 4 (D = 1).
-  WindowLogits window(QuerySource::kAttention, 2, 3);
+  // Two queries; what each gives to the rows is known.
+  policies::WindowHead window({QuerySource::kAttention, 2, Fusion::kMean});
+  window.columns().resize(3);
   const float weights[2][3] = {{0.5f, 0.3f, 0.2f}, {0.1f, 0.6f, 0.3f}};
   for (const auto& row : weights) std::copy(row, row + 3, window.push_query());
   std::vector<float> scores(3);
-  fuse_window(window, Fusion::kMax, 3, scores);
+  window.fuse(Fusion::kMax, 3, scores);
   EXPECT_EQ(scores, (std::vector<float>{0.5f, 0.6f, 0.3f}));
-  fuse_window(window, Fusion::kMean, 3, scores);
+  window.fuse(Fusion::kMean, 3, scores);
   EXPECT_FLOAT_EQ(scores[0], 0.3f);
   EXPECT_FLOAT_EQ(scores[1], 0.45f);
   EXPECT_FLOAT_EQ(scores[2], 0.25f);

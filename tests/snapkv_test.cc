@@ -135,7 +135,8 @@ TEST(SnapkvPolicy, FedOneByOneFromTheStartIsStreaming) {
 }
 
 TEST(SnapkvPolicy, RemembersItsScoresAndRefusesOthers) {
-  const auto head = make_policy({.policy = "snapkv"})->make_head({}, 8);
+  const auto head = make_policy({.policy = "snapkv"})->make_head({});
+  head->columns().resize(8);
   KeepSet keep(8);
   for (int i = 0; i < 3; ++i) keep.append(i, i);
   const std::vector<float> good = {0.5f, 0.0f, std::numeric_limits<float>::infinity()};

@@ -28,17 +28,21 @@ double cosine(const std::vector<float>& a, const std::vector<float>& b) {
 class Rows {
  public:
   Rows(DType dtype, int slots, int dim)
-      : store({.dtype = dtype}, slots, dim), keep(slots), ws(slots, 1, dim), units(slots) {}
+      : store({.dtype = dtype}, slots, dim), keep(slots), ws(slots, 1, dim), units(columns) {
+    columns.resize(slots);
+  }
 
   void come(int slot, const std::vector<float>& key) {
     store.set(slot, key);
     keep.append(slot, next_++);
     const int slots[] = {slot};
-    units.append(keep, {.slots = slots, .keys = store.view(), .queries = {}}, 0, 1, ws);
+    units.append(columns, keep, {.slots = slots, .keys = store.view(), .queries = {}}, 0, 1, ws);
   }
   void leave(int rank, bool shown = true) {
     const int slot = keep.slots()[static_cast<std::size_t>(rank)];
-    shown ? units.erase(slot, store.view(), ws) : units.forget();
+    const RowsView keys = store.view();
+    units.erased(columns, slot, shown ? &keys : nullptr, ws);
+    columns.erase(slot);
     const int ranks[] = {rank};
     keep.erase(ranks);
     store.fill(slot, test::kPoison);
@@ -51,10 +55,10 @@ class Rows {
         sum += cosine(store.get(a), store.get(b));
         if (a != b) others += cosine(store.get(a), store.get(b));
       }
-      EXPECT_NEAR(units.mean_cosine(a), sum / keep.size(), 1e-6);
+      EXPECT_NEAR(units.mean_cosine(columns, a), sum / keep.size(), 1e-6);
       if (keep.size() > 1) {
-        EXPECT_NEAR(units.mean_cosine_with_others(a, keep.size()), others / (keep.size() - 1),
-                    3e-6);
+        EXPECT_NEAR(units.mean_cosine_with_others(columns, a, keep.size()),
+                    others / (keep.size() - 1), 3e-6);
       }
     }
   }
@@ -62,6 +66,7 @@ class Rows {
   StoredRows store;
   KeepSet keep;
   Workspace ws;
+  SlotColumns columns;
   UnitKeys units;
 
  private:
@@ -104,11 +109,14 @@ TEST(UnitKeys, HaveTheSameBitsWhenAllKeysAreReadAgain) {
     while (kept.keep.held().contains(slot)) ++slot;
     kept.come(slot, random_key(70, 1.0, random));
   }
-  UnitKeys again(8);
+  SlotColumns columns;
+  UnitKeys again(columns);
+  columns.resize(8);
   again.forget();
-  again.append(kept.keep, {.slots = {}, .keys = kept.store.view(), .queries = {}}, 0, 0, kept.ws);
+  again.append(columns, kept.keep, {.slots = {}, .keys = kept.store.view(), .queries = {}}, 0, 0,
+               kept.ws);
   for (const int slot : kept.keep.slots()) {
-    EXPECT_EQ(again.mean_cosine(slot), kept.units.mean_cosine(slot));
+    EXPECT_EQ(again.mean_cosine(columns, slot), kept.units.mean_cosine(kept.columns, slot));
   }
 }
 
@@ -116,20 +124,21 @@ TEST(UnitKeys, TakeKeysTooShortForAnInverseAsZeros) {
   Rows rows(DType::kBF16, 4, 2);
   rows.come(0, {1e-38f, 0});
   rows.come(1, {1, 0});
-  EXPECT_TRUE(std::isfinite(rows.units.mean_cosine(0)));
+  EXPECT_TRUE(std::isfinite(rows.units.mean_cosine(rows.columns, 0)));
   rows.come(2, {1e-39f, 1e-39f});
-  for (int slot = 0; slot < 3; ++slot) EXPECT_TRUE(std::isfinite(rows.units.mean_cosine(slot)));
-  EXPECT_EQ(rows.units.mean_cosine(2), 0.0f);
+  for (int slot = 0; slot < 3; ++slot)
+    EXPECT_TRUE(std::isfinite(rows.units.mean_cosine(rows.columns, slot)));
+  EXPECT_EQ(rows.units.mean_cosine(rows.columns, 2), 0.0f);
 }
 
-TEST(UnitKeys, AreAsNewWhenCleared) {
+TEST(UnitKeys, AreAsNewWhenOtherRowsAreHeld) {
   Rows rows(DType::kF16, 4, 2);
   rows.come(0, {1, 0});
-  rows.units.clear();
+  rows.units.forget();
   rows.keep.clear();
   rows.come(1, {0, 1});
-  EXPECT_EQ(rows.units.mean_cosine(1), 1.0f);
-  EXPECT_EQ(rows.units.mean_cosine_with_others(1, 1), 0.0f);
+  EXPECT_EQ(rows.units.mean_cosine(rows.columns, 1), 1.0f);
+  EXPECT_EQ(rows.units.mean_cosine_with_others(rows.columns, 1, 1), 0.0f);
 }
 
 }  // namespace

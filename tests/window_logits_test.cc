@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -20,11 +21,29 @@ namespace {
 
 using test::Random;
 
-SlotSet slot_set(std::initializer_list<int> slots) {
-  SlotSet set(std::max(slots) + 1);
-  for (const int slot : slots) set.add(slot);
-  return set;
+KeepSet keep_set(std::initializer_list<int> slots) {
+  KeepSet keep(std::max(slots) + 1);
+  for (const int slot : slots) keep.append(slot, keep.size());
+  return keep;
 }
+
+// A head that is no more than a ring.
+class Ring final : public WindowLogits {
+ public:
+  Ring(QuerySource source, int window, int max_slots) : WindowLogits(source, window) {
+    columns_.resize(max_slots);
+  }
+
+  void append(const KeepSet&, const NewRows&, int, int, Workspace&) override {}
+  void score(const KeepSet&, std::span<float>, Workspace&) override {}
+  std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<Ring>(*this); }
+
+  void erase(int slot) {
+    Workspace none(1, 1, 1);
+    erased(slot, nullptr, none);
+    columns_.erase(slot);
+  }
+};
 
 // A head of the keys source that remembers all logits: token i asks or answers, logit(i, j) =
 // logit(j, i).
@@ -38,7 +57,7 @@ class KeysModel {
         logit_(std::move(logit)),
         token_in_(static_cast<std::size_t>(max_slots), -1) {}
 
-  WindowLogits& ring() { return ring_; }
+  Ring& ring() { return ring_; }
   int rows() const { return static_cast<int>(held_.size()); }
   int token(int rank) const { return held_[static_cast<std::size_t>(rank)].token; }
 
@@ -46,14 +65,12 @@ class KeysModel {
     const int token = next_++;
     held_.push_back({token, slot});
     token_in_[static_cast<std::size_t>(slot)] = token;
-    SlotSet slots(static_cast<int>(token_in_.size()));
     // Entries of slots not held are to be ignored.
     std::vector<float> logits(token_in_.size(), std::numeric_limits<float>::quiet_NaN());
     for (const Row& row : held_) {
-      slots.add(row.slot);
       logits[static_cast<std::size_t>(row.slot)] = logit_(token, row.token);
     }
-    ring_.push_key(slot, slots, logits.data());
+    ring_.push_key(keep(), logits.data());
     askers_.push_back(token);
     if (static_cast<int>(askers_.size()) > window_) askers_.pop_front();
   }
@@ -68,7 +85,7 @@ class KeysModel {
 
   void move_rank(int rank, int to) {
     Row& row = held_[static_cast<std::size_t>(rank)];
-    ring_.move(row.slot, to);
+    ring_.columns().move(row.slot, to);
     std::swap(token_in_[static_cast<std::size_t>(row.slot)],
               token_in_[static_cast<std::size_t>(to)]);
     row.slot = to;
@@ -76,7 +93,7 @@ class KeysModel {
 
   // The rows in slots [first, last) go `by` slots further on.
   void shift(int first, int last, int by) {
-    ring_.shift(first, last, by);
+    ring_.columns().shift(first, last, by);
     const std::vector<int> before = token_in_;
     const auto at = [](int slot) { return static_cast<std::size_t>(slot); };
     for (int slot = first; slot < last; ++slot) token_in_[at(slot)] = -1;
@@ -84,30 +101,30 @@ class KeysModel {
     for (Row& row : held_) row.slot += row.slot >= first && row.slot < last ? by : 0;
   }
 
-  std::vector<int> slots() const {
-    std::vector<int> slots;
-    for (const Row& row : held_) slots.push_back(row.slot);
-    return slots;
+  KeepSet keep() const {
+    KeepSet keep(static_cast<int>(token_in_.size()));
+    for (const Row& row : held_) keep.append(row.slot, row.token);
+    return keep;
   }
 
   // The same rows in slots 0, 1, ... of a ring that was loaded from this one's state.
   void save_and_load() {
     std::vector<float> saved;
-    ring_.save(slots(), saved);
-    ring_ = WindowLogits(QuerySource::kKeys, window_, ring_.max_slots());
+    ring_.save(keep(), saved);
+    ring_ = Ring(QuerySource::kKeys, window_, ring_.columns().max_slots());
     std::fill(token_in_.begin(), token_in_.end(), -1);
     for (std::size_t rank = 0; rank < held_.size(); ++rank) {
       held_[rank].slot = static_cast<int>(rank);
       token_in_[rank] = held_[rank].token;
     }
-    ASSERT_TRUE(ring_.load(slots(), saved));
+    ASSERT_TRUE(ring_.load(keep(), saved));
     std::vector<float> again;
-    ring_.save(slots(), again);
+    ring_.save(keep(), again);
     ASSERT_EQ(again, saved);
   }
 
   void resize(int max_slots) {
-    ring_.resize(max_slots);
+    ring_.columns().resize(max_slots);
     token_in_.resize(static_cast<std::size_t>(max_slots), -1);
   }
 
@@ -164,7 +181,7 @@ class KeysModel {
     int slot;
   };
   int window_;
-  WindowLogits ring_;
+  Ring ring_;
   Logit logit_;
   std::vector<int> token_in_;  // [slot] -1 = free
   std::vector<Row> held_;      // [rank]
@@ -184,10 +201,10 @@ KeysModel::Logit noisy_logits(std::function<float(int)> boost) {
 float no_boost(int) { return 0.0f; }
 
 TEST(WindowLogits, StartsWithoutQueries) {
-  const WindowLogits ring(QuerySource::kKeys, 3, 8);
+  Ring ring(QuerySource::kKeys, 3, 8);
   EXPECT_EQ(ring.window(), 3);
   EXPECT_EQ(ring.queries(), 0);
-  EXPECT_EQ(ring.max_slots(), 8);
+  EXPECT_EQ(ring.columns().max_slots(), 8);
 }
 
 TEST(WindowLogits, HoldsTheLastWindowQueriesAndNoMore) {
@@ -201,11 +218,11 @@ TEST(WindowLogits, HoldsTheLastWindowQueriesAndNoMore) {
 }
 
 TEST(WindowLogits, GivesTheNewcomerAColumnInTheRowsOfOlderQueries) {
-  WindowLogits ring(QuerySource::kKeys, 2, 4);
+  Ring ring(QuerySource::kKeys, 2, 4);
   const float first[] = {0.0f, 0.0f, 0.5f, 0.0f};
-  ring.push_key(2, slot_set({2}), first);
+  ring.push_key(keep_set({2}), first);
   const float second[] = {1.5f, 0.0f, 0.25f, 0.0f};
-  ring.push_key(0, slot_set({2, 0}), second);
+  ring.push_key(keep_set({2, 0}), second);
   // Query in slot 2: logits 0.5 (itself) and 0.25 (newcomer); query in slot 0: 0.25 and 1.5.
   EXPECT_FLOAT_EQ(ring.weights(0)[0] / ring.weights(0)[2], std::exp(0.25f - 0.5f));
   EXPECT_FLOAT_EQ(ring.weights(1)[0] / ring.weights(1)[2], std::exp(1.5f - 0.25f));
@@ -302,37 +319,37 @@ TEST(WindowLogits, GoesOnFromASavedState) {
 }
 
 TEST(WindowLogits, RefusesAStateThatIsNoneAndStaysAsItWas) {
-  WindowLogits ring(QuerySource::kKeys, 2, 4);
+  Ring ring(QuerySource::kKeys, 2, 4);
   const float logits[] = {1.0f, 2.0f, 3.0f, 4.0f};
-  const std::vector<int> slots = {3, 1};
-  ring.push_key(3, slot_set({3}), logits);
-  ring.push_key(1, slot_set({3, 1}), logits);
+  const KeepSet keep = keep_set({3, 1});
+  ring.push_key(keep_set({3}), logits);
+  ring.push_key(keep_set({3, 1}), logits);
   std::vector<float> good;
-  ring.save(slots, good);
+  ring.save(keep, good);
   ASSERT_EQ(good.size(), 2u + 2 * (2 + 1 + 1 + 2));
   const auto refuses = [&](std::size_t at, float value) {
     std::vector<float> bad = good;
     bad[at] = value;
-    EXPECT_FALSE(ring.load(slots, bad)) << at << ": " << value;
+    EXPECT_FALSE(ring.load(keep, bad)) << at << ": " << value;
   };
   for (const float value : {-1.0f, 3.0f, 0.5f, std::nanf("")}) refuses(0, value);
   for (const float value : {-1.0f, 2.0f, 0.5f, std::nanf("")}) refuses(1, value);
   for (const float value : {-1.0f, 2.0f, 0.5f, std::nanf("")}) refuses(2 + 2 + 1, value);
-  EXPECT_FALSE(ring.load(slots, {}));
-  EXPECT_FALSE(ring.load(slots, std::span(good).first(good.size() - 1)));
-  EXPECT_FALSE(ring.load(std::vector<int>{3, 1, 0}, good));
+  EXPECT_FALSE(ring.load(keep, {}));
+  EXPECT_FALSE(ring.load(keep, std::span(good).first(good.size() - 1)));
+  EXPECT_FALSE(ring.load(keep_set({3, 1, 0}), good));
   std::vector<float> after;
-  ring.save(slots, after);
+  ring.save(keep, after);
   EXPECT_EQ(after, good);
 
-  WindowLogits attention(QuerySource::kAttention, 2, 4);
-  EXPECT_FALSE(attention.load(slots, good));
+  Ring attention(QuerySource::kAttention, 2, 4);
+  EXPECT_FALSE(attention.load(keep, good));
   attention.push_query()[3] = 0.5f;
   std::vector<float> saved;
-  attention.save(slots, saved);
+  attention.save(keep, saved);
   EXPECT_EQ(saved, (std::vector<float>{1, 1, 0.5f, 0}));
-  WindowLogits other(QuerySource::kAttention, 2, 9);
-  ASSERT_TRUE(other.load(std::vector<int>{0, 1}, saved));
+  Ring other(QuerySource::kAttention, 2, 9);
+  ASSERT_TRUE(other.load(keep_set({0, 1}), saved));
   EXPECT_EQ(other.weights(0)[0], 0.5f);
   EXPECT_EQ(other.queries(), 1);
 }
@@ -422,7 +439,7 @@ TEST(WindowLogits, KeepsAllWhenTheNumberOfSlotsChanges) {
   for (int i = 0; i < 4; ++i) model.erase_rank(1);
   model.move_rank(6, 1);  // the row in slot 39
   model.resize(10);       // below the slots in use nothing is lost
-  EXPECT_EQ(model.ring().max_slots(), 10);
+  EXPECT_EQ(model.ring().columns().max_slots(), 10);
   model.expect_recomputation();
   model.push(3);
   model.expect_recomputation();
@@ -439,19 +456,19 @@ TEST(WindowLogits, StaysExactWhenTheLargestRowLeavesAfterAResize) {
 }
 
 TEST(WindowLogits, IsAsNewAfterClear) {
-  WindowLogits used(QuerySource::kKeys, 2, 4);
+  Ring used(QuerySource::kKeys, 2, 4);
   const float before[] = {1.0f, 2.0f, 3.0f, 4.0f};
-  used.push_key(3, slot_set({3}), before);
-  used.push_key(1, slot_set({3, 1}), before);
-  used.push_key(0, slot_set({3, 1, 0}), before);
-  used.clear();
+  used.push_key(keep_set({3}), before);
+  used.push_key(keep_set({3, 1}), before);
+  used.push_key(keep_set({3, 1, 0}), before);
+  ASSERT_TRUE(used.load(KeepSet(4), {}));
   EXPECT_EQ(used.queries(), 0);
 
-  WindowLogits fresh(QuerySource::kKeys, 2, 4);
-  for (WindowLogits* ring : {&used, &fresh}) {
+  Ring fresh(QuerySource::kKeys, 2, 4);
+  for (Ring* ring : {&used, &fresh}) {
     const float after[] = {0.5f, -1.0f, 0.25f, 9.0f};
-    ring->push_key(2, slot_set({2}), after);
-    ring->push_key(0, slot_set({2, 0}), after);
+    ring->push_key(keep_set({2}), after);
+    ring->push_key(keep_set({2, 0}), after);
   }
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(used.normaliser(i, 4), fresh.normaliser(i, 4));
@@ -462,7 +479,7 @@ TEST(WindowLogits, IsAsNewAfterClear) {
 }
 
 TEST(WindowLogits, OfAttentionOpensZeroRowsAndKeepsProbabilitiesAsTheyWere) {
-  WindowLogits ring(QuerySource::kAttention, 2, 3);
+  Ring ring(QuerySource::kAttention, 2, 3);
   for (const float p : {0.1f, 0.2f, 0.3f}) {
     float* row = ring.push_query();
     for (int slot = 0; slot < 3; ++slot) EXPECT_EQ(row[slot], 0.0f);
@@ -480,14 +497,14 @@ TEST(WindowLogits, OfAttentionOpensZeroRowsAndKeepsProbabilitiesAsTheyWere) {
     EXPECT_EQ(ring.weights(i)[2], 0.0f);
     EXPECT_EQ(ring.normaliser(i, 3), 1.0f);  // nobody inherits what has left
   }
-  ring.move(0, 2);
-  ring.resize(5);
+  ring.columns().move(0, 2);
+  ring.columns().resize(5);
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(ring.weights(i)[0], 0.0f);
     EXPECT_GT(ring.weights(i)[2], 0.1f);
     EXPECT_EQ(ring.weights(i)[4], 0.0f);
   }
-  ring.clear();
+  ASSERT_TRUE(ring.load(KeepSet(4), {}));
   EXPECT_EQ(ring.queries(), 0);
 }
 

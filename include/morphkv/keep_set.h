@@ -89,6 +89,8 @@ class KeepSet {
   void move(int from, int to);
   // The rows in slots [first, last) now lie `by` slots further on.
   void shift(int first, int last, int by);
+  // Each row now lies in the slot of the number of its rank.
+  void put_in_order();
   void clear();
   // Changes the number of slots. Allocates.
   void reserve(int max_slots);

@@ -11,6 +11,7 @@
 
 #include "morphkv/config.h"
 #include "morphkv/keep_set.h"
+#include "morphkv/slot_columns.h"
 #include "morphkv/tensor_view.h"
 #include "morphkv/workspace.h"
 
@@ -33,7 +34,9 @@ struct PolicyTraits {
                          // of the ranks
 };
 
-// The state that one head keeps for its policy. Called once or a few times per call, never per row.
+// The rule for one head and what it remembers. What it remembers of each row stands in columns,
+// which HeadRetention keeps in step with the rows: they need nothing but append(), which fills
+// them. Called once or a few times per call; erased() alone once per row.
 class HeadPolicy {
  public:
   virtual ~HeadPolicy() = default;
@@ -49,51 +52,28 @@ class HeadPolicy {
   // each row held. guide.slots [token] are the last slots of `keep`, or slots that are not held and
   // will not be; each token also sees the guide's tokens up to itself. Changes nothing that is
   // remembered.
-  virtual void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
-                              Workspace& workspace) {
-    static_cast<void>(keep);
-    static_cast<void>(guide);
-    static_cast<void>(scores);
-    static_cast<void>(workspace);
-  }
+  virtual void score_by_guide(const KeepSet& /*keep*/, const NewRows& /*guide*/,
+                              std::span<float> /*scores*/, Workspace& /*workspace*/) {}
+  // The row in `slot` leaves; its numbers are still in the columns. `keys` are those of the call if
+  // it also brings rows, so that whoever remembers something of a key can take it back; else null.
+  virtual void erased(int /*slot*/, const RowsView* /*keys*/, Workspace& /*workspace*/) {}
   // Brings into the cache what append() and score() will read of the slots below slot_limit.
-  virtual void prefetch(int slot_limit) const { static_cast<void>(slot_limit); }
-  // The row in `slot` has left; the row in `from` now lies in `to`.
-  virtual void erase(int slot) { static_cast<void>(slot); }
-  // erase() of a row whose key can still be read, which is so when a call both brings and evicts
-  // rows: `keys` are those of the call. Whoever remembers something of a key can take it back here.
-  virtual void erase_shown(int slot, const RowsView& keys, Workspace& workspace) {
-    static_cast<void>(keys);
-    static_cast<void>(workspace);
-    erase(slot);
-  }
-  virtual void move(int from, int to) {
-    static_cast<void>(from);
-    static_cast<void>(to);
-  }
-  // The rows in slots [first, last) now lie `by` slots further on, over a slot that is not held.
-  virtual void shift(int first, int last, int by) {
-    if (by < 0) {
-      for (int slot = first; slot < last; ++slot) move(slot, slot + by);
-    } else {
-      for (int slot = last; slot-- > first;) move(slot, slot + by);
-    }
-  }
-  virtual void clear() {}
+  virtual void prefetch(int /*slot_limit*/) const {}
   virtual std::unique_ptr<HeadPolicy> clone() const = 0;
-  // What the policy remembers beyond the rows, as floats in terms of ranks; a policy that remembers
-  // nothing keeps these. load() returns false, having changed nothing, if the floats are not such a
-  // state.
+  // What is remembered, in terms of ranks: the columns, unless a policy has something else to say.
+  // load() replaces it; it returns false, having changed nothing, if `saved` does not fit the rows.
+  // No numbers for no rows make it as new; a head that is cleared is loaded so.
   virtual void save(const KeepSet& keep, std::vector<float>& out) const {
-    static_cast<void>(keep);
-    static_cast<void>(out);
+    columns_.save(keep.slots(), out);
   }
   virtual bool load(const KeepSet& keep, std::span<const float> saved) {
-    static_cast<void>(keep);
-    return saved.empty();
+    return columns_.load(keep.slots(), saved);
   }
-  // From now on slots are 0 .. max_slots - 1; no row lies beyond. Allocates.
-  virtual void resize(int max_slots) { static_cast<void>(max_slots); }
+
+  SlotColumns& columns() { return columns_; }
+
+ protected:
+  SlotColumns columns_;  // added to by the constructor
 };
 
 // Where a head stands, for policies that tell heads apart.
@@ -107,8 +87,7 @@ class Policy {
   virtual ~Policy() = default;
   virtual std::string_view name() const = 0;
   virtual PolicyTraits traits() const = 0;
-  // Allocates all that the head will ever need, for slots 0 .. max_slots - 1.
-  virtual std::unique_ptr<HeadPolicy> make_head(HeadId id, int max_slots) const = 0;
+  virtual std::unique_ptr<HeadPolicy> make_head(HeadId id) const = 0;
 };
 
 // The policy that config.policy names. Throws std::invalid_argument like validate().

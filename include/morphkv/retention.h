@@ -53,6 +53,8 @@ class HeadRetention {
   void apply_moves(std::span<const RowMove> moves);
   // The host has moved the rows in slots [first, last) by `by` slots, over slots that are not held.
   void shift(int first, int last, int by);
+  // The host has put its rows into slots 0, 1, ... in the order of their ranks. Allocates.
+  void put_in_order();
   // All rows have moved, in this order, to a store with `max_slots` slots. Allocates.
   void transfer(std::span<const RowMove> moves, int max_slots);
   void clear();
@@ -78,12 +80,13 @@ class HeadRetention {
   void score_by_places(std::span<float> scores, Workspace& workspace);
   // Each rank's place by these scores, or a better one that it has already.
   void improve_places_by(std::span<const float> scores, Workspace& workspace);
+  int max_slots() const { return policy_->columns().max_slots(); }
+  void resize(int max_slots);
   bool pools() const { return traits_.pools && config_.pool > 1; }
   EvictableRanks evictable() const;
 
   CacheConfig config_;
   PolicyTraits traits_;
-  int max_slots_;
   KeepSet keep_;
   std::unique_ptr<HeadPolicy> policy_;
   std::vector<int> places_;  // [rank] 0 = best, as the guides see it; empty when none has asked

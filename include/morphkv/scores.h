@@ -1,5 +1,5 @@
-// From the window's weights to one score per row: softmax sums, fusion over the window, neighbour
-// pooling. All functions write into memory of the caller and allocate nothing.
+// What queries pay to the rows of a head, and what rows lend to their neighbours. All functions
+// write into memory of the caller and allocate nothing.
 #pragma once
 
 #include <span>
@@ -7,14 +7,9 @@
 #include "morphkv/config.h"
 #include "morphkv/keep_set.h"
 #include "morphkv/tensor_view.h"
-#include "morphkv/window_logits.h"
 #include "morphkv/workspace.h"
 
 namespace morphkv {
-
-// scores[slot] = mean or maximum over the queries of `window` of their probability for the row in
-// that slot. All rows lie below `slot_limit`.
-void fuse_window(WindowLogits& window, Fusion fusion, int slot_limit, std::span<float> scores);
 
 // scores[rank] = of_slot[the slot of that rank]. `scores` has keep.size() entries.
 void by_rank(const KeepSet& keep, const float* of_slot, std::span<float> scores);

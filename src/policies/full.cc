@@ -20,7 +20,7 @@ class FullHead final : public HeadPolicy {
 std::unique_ptr<Policy> make_full(const CacheConfig& config) {
   return std::make_unique<NamedPolicy>(
       config, PolicyTraits{.evicts = false},
-      [](const CacheConfig&, HeadId, int) -> std::unique_ptr<HeadPolicy> {
+      [](const CacheConfig&, HeadId) -> std::unique_ptr<HeadPolicy> {
         return std::make_unique<FullHead>();
       });
 }

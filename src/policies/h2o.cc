@@ -9,19 +9,17 @@
 #include "kernels/kernels.h"
 #include "morphkv/scores.h"
 #include "policies/policies.h"
-#include "policies/slot_values.h"
 
 namespace morphkv::policies {
 namespace {
 
 class H2oHead final : public HeadPolicy {
  public:
-  H2oHead(const CacheConfig& config, int max_slots)
-      : source_(config.queries), fusion_(config.fusion), total_(max_slots) {}
+  explicit H2oHead(const CacheConfig& config)
+      : source_(config.queries), fusion_(config.fusion), total_(columns_.add(1, 0.0f)) {}
 
   void append(const KeepSet& keep, const NewRows& rows, int first, int count,
               Workspace& ws) override {
-    for (int t = first; t < first + count; ++t) total_[rows.slots[t]] = 0.0f;
     const auto asking =
         rows.slots.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
     AttentionPass pass(asked_by(source_, rows, asking, keep.held(), fusion_), ws);
@@ -30,26 +28,18 @@ class H2oHead final : public HeadPolicy {
     while (pass.next()) {
       std::fill_n(ws.slot_scores.begin(), limit, 0.0f);
       pass.add_to(ws.slot_scores.data());
-      kernels::add_scaled({ws.slot_scores.data(), 0, &once, 1}, limit, total_.data());
+      kernels::add_scaled({ws.slot_scores.data(), 0, &once, 1}, limit, columns_[total_]);
     }
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
-    std::copy_n(total_.data(), keep.held().limit(), scores.data());
+    std::copy_n(columns_[total_], keep.held().limit(), scores.data());
   }
-  void move(int from, int to) override { total_.move(from, to); }
-  void shift(int first, int last, int by) override { total_.shift(first, last, by); }
-  void clear() override { total_.clear(); }
-  void resize(int max_slots) override { total_.resize(max_slots); }
   std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<H2oHead>(*this); }
-  void save(const KeepSet& keep, std::vector<float>& out) const override { total_.save(keep, out); }
-  bool load(const KeepSet& keep, std::span<const float> saved) override {
-    return total_.load(keep, saved);
-  }
 
  private:
   QuerySource source_;
   Fusion fusion_;
-  SlotValues total_;  // attention that the row had
+  int total_;  // column: attention that the row had
 };
 
 }  // namespace
@@ -64,8 +54,8 @@ std::unique_ptr<Policy> make_h2o(const CacheConfig& config) {
                    .evicts_per_token = keys,
                    .pools = true,
                    .by_slot = true},
-      [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
-        return std::make_unique<H2oHead>(c, max_slots);
+      [](const CacheConfig& c, HeadId) -> std::unique_ptr<HeadPolicy> {
+        return std::make_unique<H2oHead>(c);
       });
 }
 

@@ -14,28 +14,24 @@ namespace {
 
 class KeydiffHead final : public HeadPolicy {
  public:
-  explicit KeydiffHead(int max_slots) : keys_(max_slots) {}
+  KeydiffHead() : keys_(columns_) {}
 
   void append(const KeepSet& keep, const NewRows& rows, int first, int count,
               Workspace& ws) override {
-    keys_.append(keep, rows, first, count, ws);
+    keys_.append(columns_, keep, rows, first, count, ws);
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
     for (std::size_t rank = 0; rank < scores.size(); ++rank) {
-      scores[rank] = -keys_.mean_cosine(keep.slots()[rank]);
+      scores[rank] = -keys_.mean_cosine(columns_, keep.slots()[rank]);
     }
   }
-  void erase(int /*slot*/) override { keys_.forget(); }
-  void erase_shown(int slot, const RowsView& keys, Workspace& ws) override {
-    keys_.erase(slot, keys, ws);
+  void erased(int slot, const RowsView* keys, Workspace& ws) override {
+    keys_.erased(columns_, slot, keys, ws);
   }
-  void move(int from, int to) override { keys_.move(from, to); }
-  void shift(int first, int last, int by) override { keys_.shift(first, last, by); }
-  void clear() override { keys_.clear(); }
-  void resize(int max_slots) override { keys_.resize(max_slots); }
   std::unique_ptr<HeadPolicy> clone() const override {
     return std::make_unique<KeydiffHead>(*this);
   }
+  void save(const KeepSet&, std::vector<float>&) const override {}
   bool load(const KeepSet&, std::span<const float> saved) override {
     if (!saved.empty()) return false;
     keys_.forget();
@@ -51,8 +47,8 @@ class KeydiffHead final : public HeadPolicy {
 std::unique_ptr<Policy> make_keydiff(const CacheConfig& config) {
   return std::make_unique<NamedPolicy>(
       config, PolicyTraits{.needs_keys = true},
-      [](const CacheConfig&, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
-        return std::make_unique<KeydiffHead>(max_slots);
+      [](const CacheConfig&, HeadId) -> std::unique_ptr<HeadPolicy> {
+        return std::make_unique<KeydiffHead>();
       });
 }
 

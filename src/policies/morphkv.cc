@@ -12,8 +12,8 @@ std::unique_ptr<Policy> make_morphkv(const CacheConfig& config) {
   traits.pools = true;
   traits.guided = true;
   return std::make_unique<NamedPolicy>(
-      config, traits, [](const CacheConfig& c, HeadId, int max_slots) {
-        return make_window_head({c.queries, c.window, c.fusion}, max_slots);
+      config, traits, [](const CacheConfig& c, HeadId) -> std::unique_ptr<HeadPolicy> {
+        return std::make_unique<WindowHead>(WindowRule{c.queries, c.window, c.fusion});
       });
 }
 

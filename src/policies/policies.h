@@ -27,16 +27,14 @@ std::unique_ptr<Policy> make(const CacheConfig& config);
 // A policy that is no more than a name, its traits and a way to make heads.
 class NamedPolicy final : public Policy {
  public:
-  using MakeHead = std::unique_ptr<HeadPolicy> (*)(const CacheConfig&, HeadId, int max_slots);
+  using MakeHead = std::unique_ptr<HeadPolicy> (*)(const CacheConfig&, HeadId);
 
   NamedPolicy(CacheConfig config, PolicyTraits traits, MakeHead make)
       : config_(std::move(config)), traits_(traits), make_(make) {}
 
   std::string_view name() const override { return config_.policy; }
   PolicyTraits traits() const override { return traits_; }
-  std::unique_ptr<HeadPolicy> make_head(HeadId id, int max_slots) const override {
-    return make_(config_, id, max_slots);
-  }
+  std::unique_ptr<HeadPolicy> make_head(HeadId id) const override { return make_(config_, id); }
 
  private:
   CacheConfig config_;

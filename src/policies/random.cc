@@ -39,8 +39,7 @@ class RandomHead final : public HeadPolicy {
 
 std::unique_ptr<Policy> make_random(const CacheConfig& config) {
   return std::make_unique<NamedPolicy>(
-      config, PolicyTraits{},
-      [](const CacheConfig& c, HeadId id, int) -> std::unique_ptr<HeadPolicy> {
+      config, PolicyTraits{}, [](const CacheConfig& c, HeadId id) -> std::unique_ptr<HeadPolicy> {
         return std::make_unique<RandomHead>(c.seed, id);
       });
 }

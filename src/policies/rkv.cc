@@ -21,26 +21,26 @@ namespace {
 
 constexpr float kLambda = 0.1f;
 
-class RkvHead final : public HeadPolicy {
+class RkvHead final : public WindowHead {
  public:
-  RkvHead(const CacheConfig& config, int max_slots)
-      : pool_(config.pool),
-        window_(make_window_head({config.queries, config.window, Fusion::kMean}, max_slots)),
-        keys_(max_slots) {}
+  explicit RkvHead(const CacheConfig& config)
+      : WindowHead({config.queries, config.window, Fusion::kMean}),
+        pool_(config.pool),
+        keys_(columns_) {}
 
   void append(const KeepSet& keep, const NewRows& rows, int first, int count,
               Workspace& ws) override {
-    window_->append(keep, rows, first, count, ws);
-    keys_.append(keep, rows, first, count, ws);
+    WindowHead::append(keep, rows, first, count, ws);
+    keys_.append(columns_, keep, rows, first, count, ws);
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace& ws) override {
-    window_->score(keep, ws.slot_scores, ws);
+    WindowHead::score(keep, ws.slot_scores, ws);
     by_rank(keep, ws.slot_scores.data(), scores);
     pool_scores(pool_, scores, ws.pooled);
     const int rows = keep.size();
     float* redundancy = ws.pooled.data();
     for (int rank = 0; rank < rows; ++rank) {
-      redundancy[rank] = keys_.mean_cosine_with_others(keep.slots()[rank], rows);
+      redundancy[rank] = keys_.mean_cosine_with_others(columns_, keep.slots()[rank], rows);
     }
     const double all =
         kernels::exp_shifted(redundancy, rows, kernels::max_of(redundancy, rows), redundancy);
@@ -53,52 +53,22 @@ class RkvHead final : public HeadPolicy {
   }
   void score_by_guide(const KeepSet& keep, const NewRows& guide, std::span<float> scores,
                       Workspace& ws) override {
-    window_->score_by_guide(keep, guide, scores, ws);
+    WindowHead::score_by_guide(keep, guide, scores, ws);
     pool_scores(pool_, scores, ws.pooled);
   }
-  void prefetch(int slot_limit) const override { window_->prefetch(slot_limit); }
-  void erase(int slot) override {
-    window_->erase(slot);
-    keys_.forget();
+  void erased(int slot, const RowsView* keys, Workspace& ws) override {
+    WindowHead::erased(slot, keys, ws);
+    keys_.erased(columns_, slot, keys, ws);
   }
-  void erase_shown(int slot, const RowsView& keys, Workspace& ws) override {
-    window_->erase(slot);
-    keys_.erase(slot, keys, ws);
-  }
-  void move(int from, int to) override {
-    window_->move(from, to);
-    keys_.move(from, to);
-  }
-  void shift(int first, int last, int by) override {
-    window_->shift(first, last, by);
-    keys_.shift(first, last, by);
-  }
-  void clear() override {
-    window_->clear();
-    keys_.clear();
-  }
-  void resize(int max_slots) override {
-    window_->resize(max_slots);
-    keys_.resize(max_slots);
-  }
-  std::unique_ptr<HeadPolicy> clone() const override {
-    return std::unique_ptr<HeadPolicy>(new RkvHead(*this));
-  }
-  void save(const KeepSet& keep, std::vector<float>& out) const override {
-    window_->save(keep, out);
-  }
+  std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<RkvHead>(*this); }
   bool load(const KeepSet& keep, std::span<const float> saved) override {
-    if (!window_->load(keep, saved)) return false;
+    if (!WindowHead::load(keep, saved)) return false;
     keys_.forget();
     return true;
   }
 
  private:
-  RkvHead(const RkvHead& other)
-      : pool_(other.pool_), window_(other.window_->clone()), keys_(other.keys_) {}
-
   int pool_;
-  std::unique_ptr<HeadPolicy> window_;
   UnitKeys keys_;
 };
 
@@ -110,9 +80,8 @@ std::unique_ptr<Policy> make_rkv(const CacheConfig& config) {
   traits.guided = true;
   traits.beside_guides = true;
   return std::make_unique<NamedPolicy>(
-      config, traits,
-      [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
-        return std::make_unique<RkvHead>(c, max_slots);
+      config, traits, [](const CacheConfig& c, HeadId) -> std::unique_ptr<HeadPolicy> {
+        return std::make_unique<RkvHead>(c);
       });
 }
 

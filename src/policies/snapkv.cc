@@ -15,7 +15,6 @@
 
 #include "morphkv/scores.h"
 #include "policies/policies.h"
-#include "policies/slot_values.h"
 
 namespace morphkv::policies {
 namespace {
@@ -25,13 +24,17 @@ constexpr float kGenerated = std::numeric_limits<float>::infinity();
 
 class SnapkvHead final : public HeadPolicy {
  public:
-  SnapkvHead(const CacheConfig& config, int max_slots)
-      : source_(config.queries), window_(config.window), pool_(config.pool), score_(max_slots) {}
+  explicit SnapkvHead(const CacheConfig& config)
+      : source_(config.queries),
+        window_(config.window),
+        pool_(config.pool),
+        score_(columns_.add(1, 0.0f)) {}
 
   void append(const KeepSet& keep, const NewRows& rows, int /*first*/, int count,
               Workspace& ws) override {
+    float* const score = columns_[score_];
     if (count == 1) {
-      score_[keep.slots().back()] = kGenerated;
+      score[keep.slots().back()] = kGenerated;
       return;
     }
     std::fill_n(ws.slot_scores.begin(), keep.held().limit(), 0.0f);
@@ -46,26 +49,18 @@ class SnapkvHead final : public HeadPolicy {
     const auto scores = std::span(ws.scores).first(rows_held);
     by_rank(keep, ws.slot_scores.data(), scores);
     pool_scores(pool_, scores, ws.pooled);
-    for (std::size_t rank = 0; rank < rows_held; ++rank) score_[keep.slots()[rank]] = scores[rank];
+    for (std::size_t rank = 0; rank < rows_held; ++rank) score[keep.slots()[rank]] = scores[rank];
   }
   void score(const KeepSet& keep, std::span<float> scores, Workspace&) override {
-    by_rank(keep, score_.data(), scores);
+    by_rank(keep, columns_[score_], scores);
   }
-  void move(int from, int to) override { score_.move(from, to); }
-  void shift(int first, int last, int by) override { score_.shift(first, last, by); }
-  void clear() override { score_.clear(); }
-  void resize(int max_slots) override { score_.resize(max_slots); }
   std::unique_ptr<HeadPolicy> clone() const override { return std::make_unique<SnapkvHead>(*this); }
-  void save(const KeepSet& keep, std::vector<float>& out) const override { score_.save(keep, out); }
-  bool load(const KeepSet& keep, std::span<const float> saved) override {
-    return score_.load(keep, saved);
-  }
 
  private:
   QuerySource source_;
   int window_;
   int pool_;
-  SlotValues score_;  // fixed at the end of the last call of several tokens, or kGenerated
+  int score_;  // column: fixed at the end of the last call of several tokens, or kGenerated
 };
 
 }  // namespace
@@ -74,8 +69,8 @@ std::unique_ptr<Policy> make_snapkv(const CacheConfig& config) {
   const bool keys = config.queries == QuerySource::kKeys;
   return std::make_unique<NamedPolicy>(
       config, PolicyTraits{.needs_keys = true, .needs_queries = !keys},
-      [](const CacheConfig& c, HeadId, int max_slots) -> std::unique_ptr<HeadPolicy> {
-        return std::make_unique<SnapkvHead>(c, max_slots);
+      [](const CacheConfig& c, HeadId) -> std::unique_ptr<HeadPolicy> {
+        return std::make_unique<SnapkvHead>(c);
       });
 }
 

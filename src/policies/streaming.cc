@@ -23,7 +23,7 @@ class StreamingHead final : public HeadPolicy {
 
 std::unique_ptr<Policy> make_streaming(const CacheConfig& config) {
   return std::make_unique<NamedPolicy>(
-      config, PolicyTraits{}, [](const CacheConfig&, HeadId, int) -> std::unique_ptr<HeadPolicy> {
+      config, PolicyTraits{}, [](const CacheConfig&, HeadId) -> std::unique_ptr<HeadPolicy> {
         return std::make_unique<StreamingHead>();
       });
 }

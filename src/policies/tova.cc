@@ -13,8 +13,9 @@ namespace morphkv::policies {
 
 std::unique_ptr<Policy> make_tova(const CacheConfig& config) {
   return std::make_unique<NamedPolicy>(
-      config, window_traits(config.queries), [](const CacheConfig& c, HeadId, int max_slots) {
-        return make_window_head({c.queries, 1, Fusion::kMean}, max_slots);
+      config, window_traits(config.queries),
+      [](const CacheConfig& c, HeadId) -> std::unique_ptr<HeadPolicy> {
+        return std::make_unique<WindowHead>(WindowRule{c.queries, 1, Fusion::kMean});
       });
 }
 

@@ -21,25 +21,28 @@ constexpr double kLeastSquare = 1e-70;
 
 }  // namespace
 
-UnitKeys::UnitKeys(int max_slots)
-    : sum_(kUsualDim, 0), inverse_norm_(max_slots), mean_cosine_(max_slots) {}
+UnitKeys::UnitKeys(SlotColumns& columns)
+    : sum_(kUsualDim, 0),
+      inverse_norm_(columns.add(1, 0.0f)),
+      mean_cosine_(columns.add(1, -1.0f)) {}
 
-void UnitKeys::append(const KeepSet& keep, const NewRows& rows, int first, int count,
-                      Workspace& ws) {
+void UnitKeys::append(SlotColumns& columns, const KeepSet& keep, const NewRows& rows, int first,
+                      int count, Workspace& ws) {
   const int dim = rows.keys.dim;
   if (sum_.size() < static_cast<std::size_t>(dim)) sum_.resize(static_cast<std::size_t>(dim), 0);
   if (stale_) {
     std::fill(sum_.begin(), sum_.end(), 0);
-    for (const int slot : keep.slots()) add(slot, rows.keys, 1.0, ws);
+    for (const int slot : keep.slots()) add(columns, slot, rows.keys, 1.0, ws);
     stale_ = false;
   } else {
-    for (int t = first; t < first + count; ++t) add(rows.slots[t], rows.keys, 1.0, ws);
+    for (int t = first; t < first + count; ++t) add(columns, rows.slots[t], rows.keys, 1.0, ws);
   }
 
   float* mean = ws.queries.data();
   for (int d = 0; d < dim; ++d) {
     mean[d] = static_cast<float>(static_cast<double>(sum_[d]) / (kOne * keep.size()));
   }
+  float* cosine = columns[mean_cosine_];
   dot_slots({.queries = mean,
              .query_stride = dim,
              .n_queries = 1,
@@ -47,41 +50,30 @@ void UnitKeys::append(const KeepSet& keep, const NewRows& rows, int first, int c
              .first_slot = 0,
              .last_slot = 0,
              .scale = 1.0f,
-             .out = mean_cosine_.data(),
+             .out = cosine,
              .out_stride = dim},
             keep.held());
-  for (const int slot : keep.slots()) mean_cosine_[slot] *= inverse_norm_[slot];
+  for (const int slot : keep.slots()) cosine[slot] *= columns[inverse_norm_][slot];
 }
 
-void UnitKeys::add(int slot, const RowsView& keys, double times, Workspace& ws) {
+void UnitKeys::add(SlotColumns& columns, int slot, const RowsView& keys, double times,
+                   Workspace& ws) {
   float* key = ws.queries.data();
   kernels::to_float(keys.row(slot), keys.dtype, keys.dim, key);
   double square = 0.0;
   for (int d = 0; d < keys.dim; ++d) square += static_cast<double>(key[d]) * key[d];
   const double inverse_norm = square > kLeastSquare ? 1.0 / std::sqrt(square) : 0.0;
-  inverse_norm_[slot] = static_cast<float>(inverse_norm);
+  columns[inverse_norm_][slot] = static_cast<float>(inverse_norm);
   const double factor = times * inverse_norm * kOne;
   for (int d = 0; d < keys.dim; ++d) sum_[d] += static_cast<std::int64_t>(factor * key[d]);
 }
 
-void UnitKeys::move(int from, int to) {
-  inverse_norm_.move(from, to);
-  mean_cosine_.move(from, to);
-}
-
-void UnitKeys::shift(int first, int last, int by) {
-  inverse_norm_.shift(first, last, by);
-  mean_cosine_.shift(first, last, by);
-}
-
-void UnitKeys::clear() {
-  std::fill(sum_.begin(), sum_.end(), 0);
-  stale_ = false;
-}
-
-void UnitKeys::resize(int max_slots) {
-  inverse_norm_.resize(max_slots);
-  mean_cosine_.resize(max_slots);
+void UnitKeys::erased(SlotColumns& columns, int slot, const RowsView* keys, Workspace& ws) {
+  if (keys == nullptr) {
+    forget();
+  } else {
+    add(columns, slot, *keys, -1.0, ws);
+  }
 }
 
 }  // namespace morphkv::policies

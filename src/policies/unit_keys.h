@@ -8,44 +8,47 @@
 #include <vector>
 
 #include "morphkv/keep_set.h"
-#include "morphkv/policy.h"
-#include "policies/slot_values.h"
+#include "morphkv/slot_columns.h"
+#include "morphkv/tensor_view.h"
+#include "morphkv/workspace.h"
 
 namespace morphkv::policies {
 
+// Lengths and cosines are columns. Every call is given the columns that the constructor was given,
+// or their copy.
 class UnitKeys {
  public:
-  explicit UnitKeys(int max_slots);
+  explicit UnitKeys(SlotColumns& columns);
 
   // The tokens [first, first + count) of the call were just appended to `keep`.
-  void append(const KeepSet& keep, const NewRows& rows, int first, int count, Workspace& ws);
+  void append(SlotColumns& columns, const KeepSet& keep, const NewRows& rows, int first, int count,
+              Workspace& ws);
   // Mean cosine of the row's key with those of all rows held at the last append(), itself included;
   // a key of zeros counts as at right angles to all.
-  float mean_cosine(int slot) const { return mean_cosine_[slot]; }
+  float mean_cosine(const SlotColumns& columns, int slot) const {
+    return columns[mean_cosine_][slot];
+  }
   // The same with the other keys of so many rows.
-  float mean_cosine_with_others(int slot, int rows) const {
+  float mean_cosine_with_others(const SlotColumns& columns, int slot, int rows) const {
     if (rows < 2) return 0.0f;
-    const float itself = inverse_norm_[slot] > 0.0f ? 1.0f : 0.0f;
-    return (static_cast<float>(rows) * mean_cosine_[slot] - itself) / static_cast<float>(rows - 1);
+    const float itself = columns[inverse_norm_][slot] > 0.0f ? 1.0f : 0.0f;
+    return (static_cast<float>(rows) * mean_cosine(columns, slot) - itself) /
+           static_cast<float>(rows - 1);
   }
 
-  // HeadPolicy::erase_shown().
-  void erase(int slot, const RowsView& keys, Workspace& ws) { add(slot, keys, -1.0, ws); }
-  // Rows have left, or come, that are not shown: the next append() reads all keys again. The sum is
-  // exact, so nothing else changes by that, and there is nothing to save.
+  // HeadPolicy::erased().
+  void erased(SlotColumns& columns, int slot, const RowsView* keys, Workspace& ws);
+  // Other rows are held: the next append() reads all keys again. The sum is exact, so nothing else
+  // changes by that, and there is nothing to save.
   void forget() { stale_ = true; }
-  void move(int from, int to);
-  void shift(int first, int last, int by);
-  void clear();
-  void resize(int max_slots);
 
  private:
-  void add(int slot, const RowsView& keys, double times, Workspace& ws);
+  void add(SlotColumns& columns, int slot, const RowsView& keys, double times, Workspace& ws);
 
   std::vector<std::int64_t> sum_;  // [dim] of the unit vectors, in units of 2^-38
-  bool stale_ = false;             // sum_ and inverse_norm_ are not those of the rows held
-  SlotValues inverse_norm_;        // 1 / length of the key; 0 for a key of zeros
-  SlotValues mean_cosine_;
+  bool stale_ = false;             // sum_ and lengths are not those of the rows held
+  int inverse_norm_;               // column: 1 / length of the key; 0 for a key of zeros
+  int mean_cosine_;                // column
 };
 
 }  // namespace morphkv::policies
