@@ -53,9 +53,8 @@ struct Contender {
 // Every arm of the plan but full and control, at every budget; arms outermost.
 std::vector<Contender> contenders(const Plan& plan);
 
-double median(std::vector<double> values);
-
-// Throws std::runtime_error unless `trial` scores exactly as that of the full cache.
+// Throws std::runtime_error unless `trial` scores exactly as that of the full cache, in every
+// measure that `full` has: one of an older file may lack some.
 void require_equal(const Trial& trial, const Trial* full);
 
 // About how many tokens the missing trials take, and the trials themselves.

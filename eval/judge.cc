@@ -58,6 +58,7 @@ Judgement judge(const AskedTokens& asked, const std::function<std::span<const fl
           chosen = chosen && (other == token || given[token] > given[other]);
         }
       }
+      out.tokens_right += odds.likeliest == token ? 1 : 0;
       right = right && odds.likeliest == token;
       out.nll += odds.log_sum - given[token];
       ++out.tokens;

@@ -35,8 +35,9 @@ AskedTokens tokens_of(const llama_model* model, const Question& question);
 
 struct Judgement {
   double score = 0.0;
-  double nll = 0.0;  // mean of the answer's tokens, in nats
-  int tokens = 0;
+  double nll = 0.0;      // mean of the answer's tokens, in nats
+  int tokens = 0;        // of the answer
+  int tokens_right = 0;  // of them: the likeliest one, given those before
 };
 
 // `logits` of the token that follows; `feed` takes it.

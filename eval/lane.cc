@@ -1,16 +1,18 @@
 #include "lane.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <string>
 
+#include "measure.h"
+
 namespace morphkv::eval {
-namespace {
 
-constexpr int kMostGuide = 64;  // tokens of a guide
-
-}  // namespace
+// Measured: the policy that keeps everything allocates what a plain context does.
+std::size_t plain_kv_bytes(const llama_model* model, int tokens) {
+  const Lane lane(model, {.micro_batch = 32, .tokens = tokens}, CacheConfig{.policy = "full"});
+  return lane.evictor().stats().kv_bytes_allocated;
+}
 
 Lane::Lane(const llama_model* model, const LaneShape& shape,
            const std::optional<CacheConfig>& cache)
@@ -24,7 +26,7 @@ Lane::Lane(const llama_model* model, const LaneShape& shape,
   params.swa_full = false;  // as a bounded context has it
   if (cache) {
     evictor_.emplace(model, llama_cpp::EvictorOptions{.cache = *cache});
-    evictor_->attach(params, shape.tokens, kMostGuide);
+    evictor_->attach(params, shape.tokens, shape.guide);
   }
   context_.reset(llama_init_from_model(const_cast<llama_model*>(model), params));
   if (!context_) {
@@ -60,13 +62,19 @@ void Lane::evaluate(std::span<const llama_token> tokens) {
   }
 }
 
-void Lane::feed(llama_token token) {
-  const auto start = std::chrono::steady_clock::now();
+Lane::Step Lane::feed(llama_token token) {
+  Step step;
+  const Stopwatch whole;
   decode({&token, 1});
   llama_synchronize(context_.get());
-  if (evictor_) decide();
-  step_ms_.push_back(
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  if (evictor_) {
+    const Stopwatch eviction;
+    decide();
+    step.evict_ms = eviction.ms();
+  }
+  step.ms = whole.ms();
+  steps_.push_back(step);
+  return step;
 }
 
 std::vector<std::uint8_t> Lane::state() const {
@@ -88,14 +96,9 @@ std::span<const float> Lane::logits() const {
   return {logits, static_cast<std::size_t>(n_vocab_)};
 }
 
-double Lane::evict_ms_per_step() const {
-  if (!evictor_ || step_ms_.empty()) return 0.0;
-  return (evictor_->stats().evict_ms - evict_ms_before_) / static_cast<double>(step_ms_.size());
-}
-
-void Lane::forget_times() {
-  step_ms_.clear();
-  if (evictor_) evict_ms_before_ = evictor_->stats().evict_ms;
+llama_token Lane::likeliest() const {
+  const std::span<const float> all = logits();
+  return static_cast<llama_token>(std::max_element(all.begin(), all.end()) - all.begin());
 }
 
 void Lane::decode(std::span<const llama_token> tokens) {

@@ -1,7 +1,8 @@
 // A llama.cpp context on its way through tokens, as it comes or bounded: what every trial is made
-// of.
+// of, and every timed step of a benchmark.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -25,11 +26,20 @@ struct LaneShape {
   int micro_batch = 512;
   int tokens = 0;  // most tokens at once: of a plain context all there will be, of a bounded one
                    // those of a call; 0 = a micro-batch
+  int guide = 0;   // most tokens of a guide
   std::function<bool()> cancelled = {};  // asked after every micro-batch; true throws Interrupted
 };
 
+// K and V memory of a plain context with room for so many tokens, as the engine allocates it.
+std::size_t plain_kv_bytes(const llama_model* model, int tokens);
+
 class Lane {
  public:
+  struct Step {
+    double ms = 0.0;        // evaluating a token, eviction included
+    double evict_ms = 0.0;  // the eviction in it
+  };
+
   // Without `cache` a plain context. `model` must outlive the lane.
   Lane(const llama_model* model, const LaneShape& shape, const std::optional<CacheConfig>& cache);
 
@@ -38,8 +48,8 @@ class Lane {
   // The same without evicting: all of it is one call of the rule, which decide() ends.
   void evaluate(std::span<const llama_token> tokens);
   void decide() { evictor_->after_decode(); }
-  // One step.
-  void feed(llama_token token);
+  // One step, timed.
+  Step feed(llama_token token);
 
   // What a plain context holds, to go back to; a bounded one has Evictor::checkpoint().
   std::vector<std::uint8_t> state() const;
@@ -47,11 +57,10 @@ class Lane {
 
   // Of the token that follows. [vocabulary]
   std::span<const float> logits() const;
-  // Milliseconds that each feed() took, eviction included, and eviction alone, since
-  // forget_times().
-  const std::vector<double>& step_ms() const { return step_ms_; }
-  double evict_ms_per_step() const;
-  void forget_times();
+  llama_token likeliest() const;
+  // What feed() took since forget_times(), step by step.
+  const std::vector<Step>& steps() const { return steps_; }
+  void forget_times() { steps_.clear(); }
 
   bool bounded() const { return evictor_.has_value(); }
   llama_cpp::Evictor& evictor() { return *evictor_; }
@@ -65,8 +74,7 @@ class Lane {
   std::function<bool()> cancelled_;
   std::optional<llama_cpp::Evictor> evictor_;
   llama_cpp::ContextPtr context_;  // after evictor_: the context calls it back
-  std::vector<double> step_ms_;
-  double evict_ms_before_ = 0.0;
+  std::vector<Step> steps_;
 };
 
 }  // namespace morphkv::eval

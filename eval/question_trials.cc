@@ -7,28 +7,17 @@
 // each arm reads document and question in pieces, guided by the end of the question. A policy that
 // takes no guide reads as in stream, and its trials count for both.
 #include <algorithm>
-#include <chrono>
-#include <optional>
+#include <cstdint>
 
 #include "harness.h"
 #include "judge.h"
+#include "measure.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/profile.h"
 
 namespace morphkv::eval {
 namespace {
-
-class Watch {
- public:
-  double ms() const {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_)
-        .count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 class Questions {
  public:
@@ -96,6 +85,7 @@ class Questions {
     const auto q = static_cast<std::size_t>(trial.key.question);
     trial.score = judgement.score;
     trial.measures["nll"] = judgement.nll;
+    trial.measures["tokens_right"] = judgement.tokens_right;
     trial.tokens_judged = judgement.tokens;
     trial.depth = document_.questions[q].depth;
     trial.prompt_tokens = static_cast<int>(text_.size() + asked_[q].question.size());
@@ -108,8 +98,10 @@ class Questions {
   // llama.cpp as it is, nobody listening. It goes back to the same moments as run_whole does: what
   // is put back lies in other cells of a sliding window, and is summed up in another order.
   void run_full() {
+    const auto kv_bytes =
+        static_cast<std::int64_t>(plain_kv_bytes(harness_.model(), total_tokens()));
     Lane lane(harness_.model(), harness_.shape(total_tokens()), std::nullopt);
-    const Watch watch;
+    const Stopwatch watch;
     lane.read(text_);
     const double read_ms = watch.ms();
     const std::vector<std::uint8_t> read = lane.state();
@@ -123,6 +115,8 @@ class Questions {
       Trial trial = judged(key("whole", std::string(kFull), 0, q), judge_in(lane, asked_[q]), lane);
       trial.read_ms = read_ms;
       trial.rows_kept = trial.prompt_tokens;
+      trial.kv_bytes_kept = kv_bytes / llama_n_ctx(lane.context()) * trial.rows_kept;
+      trial.kv_bytes_allocated = kv_bytes;
       if (!harness_.has(trial.key)) harness_.add(trial);
     }
   }
@@ -168,34 +162,29 @@ class Questions {
   }
 
   void run_stream() {
-    int most = 0;
-    for (const Contender& arm : arms_) most = std::max(most, arm.cache.budget);
-    std::optional<Lane> lane;
     for (const Contender& arm : arms_) {
       const bool both = harness_.plans("guided") && !arm.guided;
       const bool stream = harness_.plans("stream") && misses_any("stream", {arm});
-      if (!stream && !(both && misses_any("guided", {arm}))) continue;
-      if (!lane) {
-        CacheConfig largest = onlooker();
-        largest.budget = std::max(largest.budget, most);
-        lane.emplace(harness_.model(), harness_.shape(512 + 64), largest);
-      }
-      lane->evictor().clear(seeded(arm.cache));
-      const Watch watch;
-      lane->read(text_, arm.general_guide ? general_guide_ : std::vector<llama_token>{});
-      const double read_ms = watch.ms();
-      harness_.did(static_cast<double>(text_.size()), place("stream"));
-      const llama_cpp::Checkpoint read = lane->evictor().checkpoint();
-      for (std::size_t q = 0; q < asked_.size(); ++q) {
-        if (q > 0) lane->evictor().restore(read);
-        lane->read(asked_[q].question);
-        const Judgement judgement = judge_in(*lane, asked_[q]);
-        Trial trial = judged(key("stream", arm.arm, arm.cache.budget, q), judgement, *lane);
-        trial.read_ms = read_ms;
-        if (harness_.plans("stream") && !harness_.has(trial.key)) harness_.add(trial);
-        trial.key.mode = "guided";
-        if (both && !harness_.has(trial.key)) harness_.add(trial);
-      }
+      if (stream || (both && misses_any("guided", {arm}))) ask_streamed(arm, both);
+    }
+  }
+
+  void ask_streamed(const Contender& arm, bool counts_as_guided) {
+    Lane lane(harness_.model(), harness_.shape(0), seeded(arm.cache));
+    const Stopwatch watch;
+    lane.read(text_, arm.general_guide ? general_guide_ : std::vector<llama_token>{});
+    const double read_ms = watch.ms();
+    harness_.did(static_cast<double>(text_.size()), place("stream"));
+    const llama_cpp::Checkpoint read = lane.evictor().checkpoint();
+    for (std::size_t q = 0; q < asked_.size(); ++q) {
+      if (q > 0) lane.evictor().restore(read);
+      lane.read(asked_[q].question);
+      const Judgement judgement = judge_in(lane, asked_[q]);
+      Trial trial = judged(key("stream", arm.arm, arm.cache.budget, q), judgement, lane);
+      trial.read_ms = read_ms;
+      if (harness_.plans("stream") && !harness_.has(trial.key)) harness_.add(trial);
+      trial.key.mode = "guided";
+      if (counts_as_guided && !harness_.has(trial.key)) harness_.add(trial);
     }
   }
 

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 namespace morphkv::eval {
@@ -46,15 +45,5 @@ class Deck {
   std::size_t size_;
   std::vector<std::size_t> rest_;
 };
-
-// A seed for text `number` of a task, so that tasks with the same number differ: FNV-1a of the
-// name, then of the number's bytes.
-constexpr std::uint64_t seed_of(std::string_view name, std::uint64_t number) {
-  std::uint64_t hash = 0xCBF29CE484222325ull;
-  const auto add = [&](std::uint64_t byte) { hash = (hash ^ byte) * 0x100000001B3ull; };
-  for (const char c : name) add(static_cast<unsigned char>(c));
-  for (int shift = 0; shift < 64; shift += 8) add((number >> shift) & 0xFF);
-  return hash;
-}
 
 }  // namespace morphkv::eval

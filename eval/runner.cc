@@ -4,9 +4,15 @@
 #include <stdexcept>
 
 #include "harness.h"
+#include "measure.h"
 #include "morphkv/policy.h"
 
 namespace morphkv::eval {
+namespace {
+
+constexpr int kMostGuide = 64;  // tokens of the general guide
+
+}  // namespace
 
 Harness::Harness(const llama_model* model, const Plan& plan, Results& results,
                  const RunnerCallbacks& callbacks)
@@ -35,6 +41,7 @@ LaneShape Harness::shape(int tokens, int micro_batch) const {
   return {.threads = plan_.threads,
           .micro_batch = micro_batch,
           .tokens = tokens,
+          .guide = kMostGuide,
           .cancelled = callbacks_.cancelled};
 }
 
@@ -48,8 +55,14 @@ Trial Harness::trial_of(const TrialKey& key, const Lane& lane) const {
   Trial trial;
   trial.key = key;
   trial.threads = plan_.threads;
-  if (!lane.step_ms().empty()) trial.step_ms = median(lane.step_ms());
-  trial.evict_ms = lane.evict_ms_per_step();
+  std::vector<double> step_ms;
+  double evict_ms = 0.0;
+  for (const Lane::Step& step : lane.steps()) {
+    step_ms.push_back(step.ms);
+    evict_ms += step.evict_ms;
+  }
+  trial.step_ms = median(step_ms);
+  if (!step_ms.empty()) trial.evict_ms = evict_ms / static_cast<double>(step_ms.size());
   if (lane.bounded()) {
     const llama_cpp::EvictorStats stats = lane.evictor().stats();
     trial.rows_kept = stats.rows_kept;
@@ -71,14 +84,13 @@ std::vector<Contender> contenders(const Plan& plan) {
   return out;
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 void require_equal(const Trial& trial, const Trial* full) {
-  if (full != nullptr && trial.score == full->score && trial.measures == full->measures) return;
+  const auto is_same = [&](const auto& measure) {
+    const auto found = trial.measures.find(measure.first);
+    return found != trial.measures.end() && found->second == measure.second;
+  };
+  if (full != nullptr && trial.score == full->score && std::ranges::all_of(full->measures, is_same))
+    return;
   throw std::runtime_error("task " + trial.key.task + ", mode " + trial.key.mode + ", document " +
                            std::to_string(trial.key.document) + ", question " +
                            std::to_string(trial.key.question) +

@@ -9,8 +9,8 @@ namespace morphkv::eval {
 
 const std::vector<Task>& tasks() {
   static const std::vector<Task> kTasks = {
-      passkey_task(),      number_string_task(),     multi_key_task(),
-      multi_value_task(),  common_words_task(),      few_shot_task(),
+      passkey_task(),      number_string_task(),     one_code_task(),     eight_codes_task(),
+      multi_key_task(),    multi_value_task(),       common_words_task(), few_shot_task(),
       instructions_task(), list_continuation_task(), repetition_task(),
   };
   return kTasks;

@@ -52,6 +52,7 @@ TEST(Judge, APartIsRightWhenEachOfItsTokensIsTheLikeliest) {
   const Judgement j = script.judge({.question = {}, .parts = {{0, 1}, {0}}, .choices = {}});
   EXPECT_EQ(j.score, 0.5);
   EXPECT_EQ(j.tokens, 3);
+  EXPECT_EQ(j.tokens_right, 2);
   EXPECT_EQ(script.fed, (std::vector<llama_token>{0, 1}));  // nobody asks what follows the last
   const double sum = std::log(std::exp(2.0) + std::exp(1.0) + 2.0);
   EXPECT_NEAR(j.nll, ((sum - 2) + (sum - 2) + (sum - 1)) / 3, 1e-6);

@@ -149,13 +149,14 @@ TEST(EvalSummary, TakesTheMeanOfAMeasureOverTheTrialsThatHaveIt) {
   EXPECT_DOUBLE_EQ(only_cell(trials).measures.at("nll").mean, 2.5);
 }
 
-TEST(EvalSummary, TakesMediansOfWhatWasMeasuredAndTheMostOfSizes) {
+TEST(EvalSummary, TakesMediansOfWhatWasMeasuredTheMostOfSizesAndAllTokens) {
   std::vector<Trial> trials;
   for (int d = 0; d < 4; ++d) {
     Trial trial = sample_trial("morphkv", 256, d, 0, 1.0);
     trial.rows_kept = 250 + d;
     trial.kv_bytes_kept = 1000 * d;
     trial.kv_bytes_allocated = 2000 * d;
+    trial.tokens_judged = 4 + d;
     if (d > 0) trial.step_ms = std::vector{0.0, 1.0, 9.0, 3.0}[d];
     if (d == 1) trial.evict_ms = 0.5;
     if (d < 2) trial.read_ms = 10.0 + 10.0 * d;
@@ -165,6 +166,7 @@ TEST(EvalSummary, TakesMediansOfWhatWasMeasuredAndTheMostOfSizes) {
   EXPECT_EQ(cell.rows_kept, 253);
   EXPECT_EQ(cell.kv_bytes_kept, 3000);
   EXPECT_EQ(cell.kv_bytes_allocated, 6000);
+  EXPECT_EQ(cell.tokens_judged, 22) << "all of them together";
   EXPECT_DOUBLE_EQ(cell.step_ms, 3.0);
   EXPECT_DOUBLE_EQ(cell.evict_ms, 0.0) << "a step without eviction counts";
   EXPECT_DOUBLE_EQ(cell.read_ms, 15.0);
@@ -336,6 +338,7 @@ TEST(EvalRecord, HasEverythingOfACell) {
   EXPECT_TRUE(out.at("of_full").is_null()) << "the full cache was not asked";
   EXPECT_EQ(out.at("measures").at("nll").at("high"), 2.0);
   EXPECT_EQ(out.at("rows_kept"), 256);
+  EXPECT_EQ(out.at("tokens_judged"), cell.tokens_judged);
   EXPECT_EQ(out.at("kv_bytes_kept"), cell.kv_bytes_kept);
   EXPECT_EQ(out.at("kv_bytes_allocated"), cell.kv_bytes_allocated);
   EXPECT_EQ(out.at("read_ms"), 11.0);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "archive.h"
 #include "prose.h"
 #include "task.h"
 
@@ -107,16 +108,23 @@ TEST(EvalTasks, RefuseDocumentsWithoutRoomForTheirFacts) {
   }
 }
 
-TEST(EvalTasks, ProseIsTheOneThatPublishedAnswersWereGivenTo) {
-  std::uint64_t hash = 0xCBF29CE484222325ull;  // FNV-1a
+TEST(EvalTasks, TextsAreThoseThatPublishedAnswersWereGivenTo) {
+  std::string prose;
   for (std::uint64_t seed = 1000; seed < 1030; ++seed) {
-    Prose prose(seed);
-    for (int i = 0; i < 50; ++i) {
-      for (const char c : join(prose.paragraph()))
-        hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+    Prose teller(seed);
+    for (int i = 0; i < 50; ++i) prose += join(teller.paragraph());
+  }
+  EXPECT_EQ(checksum(prose), 0x2FDF4CB6977175C0ull);
+  std::string documents;
+  for (const std::string_view name : {"passkey", "number-string", "multi-key", "multi-value",
+                                      "few-shot", "instructions", "one-code", "eight-codes"}) {
+    for (std::uint64_t number = 24; number < 36; ++number) {
+      const Document document = document_of(name, number, 800);
+      documents += document.text;
+      for (const Question& q : document.questions) documents += q.text + q.answer[0];
     }
   }
-  EXPECT_EQ(hash, 0x2FDF4CB6977175C0ull);
+  EXPECT_EQ(checksum(documents), 0x64116A1C6C6161F9ull);
 }
 
 TEST(EvalTasks, GiveTheSameTextForTheSameNumberAndAnotherOneForAnotherNumber) {
@@ -167,7 +175,8 @@ TEST(EvalTasks, BeginAnAnswerSoThatNoTokenLiesAcrossItsBorder) {
 }
 
 TEST(EvalTasks, StateEachCodeOnceAndWhereTheQuestionSays) {
-  for (const std::string_view name : {"passkey", "number-string", "multi-key", "multi-value"}) {
+  for (const std::string_view name :
+       {"passkey", "number-string", "one-code", "eight-codes", "multi-key", "multi-value"}) {
     for (std::uint64_t number = 0; number < 24; ++number) {
       const Document document = document_of(name, number);
       for (const Question& q : document.questions) {
@@ -188,6 +197,8 @@ TEST(EvalTasks, AskAsManyQuestionsAsTheirRulesSay) {
   const auto asked = [](std::string_view name) { return document_of(name, 1).questions.size(); };
   EXPECT_EQ(asked("passkey"), 1u);
   EXPECT_EQ(asked("number-string"), 1u);
+  EXPECT_EQ(asked("one-code"), 1u);
+  EXPECT_EQ(asked("eight-codes"), 1u);
   EXPECT_EQ(asked("multi-key"), 4u);
   EXPECT_EQ(asked("few-shot"), 8u);
   EXPECT_EQ(asked("instructions"), 4u);
@@ -200,6 +211,32 @@ TEST(EvalTasks, MoveASingleFactFromTheVeryStartToTheVeryEnd) {
       EXPECT_DOUBLE_EQ(document_of(name, number + 12).questions[0].depth,
                        static_cast<double>(number) / 11.0);
     }
+  }
+}
+
+TEST(EvalTasks, MoveASingleCodeThroughTwentyFourDepths) {
+  for (std::uint64_t number = 0; number < 24; ++number) {
+    const Document document = document_of("one-code", number + 24);
+    EXPECT_DOUBLE_EQ(document.questions[0].depth, (static_cast<double>(number) + 0.5) / 24.0);
+    EXPECT_EQ(occurrences(document.text, "The code of the "), 1u);
+  }
+}
+
+TEST(EvalTasks, AskForAnotherOfEightCodesInEachOfEightDocuments) {
+  std::set<double> depths;
+  for (std::uint64_t number = 0; number < 8; ++number) {
+    const Document document = document_of("eight-codes", number);
+    EXPECT_EQ(occurrences(document.text, "The code of the "), 8u);
+    depths.insert(document.questions[0].depth);
+  }
+  EXPECT_EQ(depths.size(), 8u);
+}
+
+TEST(EvalTasks, AnnounceNoCodeThatIsToBeFoundUnannounced) {
+  for (const std::string_view name : {"one-code", "eight-codes"}) {
+    const Document document = document_of(name, 3);
+    EXPECT_EQ(occurrences(document.text, "following text"), 0u) << name;
+    EXPECT_NE(document.text.front(), '\n') << name;
   }
 }
 

@@ -51,6 +51,15 @@ class EvalTest(unittest.TestCase):
         for trial in found.values():
             if trial["budget"]:
                 self.assertLessEqual(trial["rows_kept"], trial["budget"])
+            right, judged = trial["measures"]["tokens_right"], trial["tokens_judged"]
+            self.assertLessEqual(right, judged)
+            self.assertEqual(trial["score"] == 1.0, right == judged)
+        row = by_arm["morphkv"]["kv_bytes_kept"] / by_arm["morphkv"]["rows_kept"]
+        self.assertEqual(by_arm["full"]["kv_bytes_kept"], row * by_arm["full"]["rows_kept"])
+        self.assertEqual(by_arm["full"]["kv_bytes_allocated"], row * 512, "of 300 tokens and a question")
+        for arm in ("streaming", "morphkv"):
+            self.assertEqual(found["passkey", "guided", 300, arm, 64, 0, 0]["kv_bytes_allocated"], row * 256,
+                             "budget and micro-batch, as morphkv run has it")
         record = json.loads((self.out / "results.json").read_text())
         self.assertEqual({c["arm"] for c in record["cells"]},
                          {"full", "control", "streaming", "random", "morphkv"})

@@ -24,6 +24,7 @@ Json json_of(const Cell& cell) {
           {"score", json_of(cell.score)},
           {"of_full", cell.has_full ? json_of(cell.of_full) : Json()},
           {"measures", measures},
+          {"tokens_judged", cell.tokens_judged},
           {"rows_kept", cell.rows_kept},
           {"kv_bytes_kept", cell.kv_bytes_kept},
           {"kv_bytes_allocated", cell.kv_bytes_allocated},

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "../measure.h"
 #include "bootstrap.h"
 
 namespace morphkv::eval {
@@ -131,13 +132,6 @@ void estimate(Cell& cell, const Figures& figures, bool asked_all, std::uint64_t 
   }
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 void measure_cost(Cell& cell, const Trials& trials) {
   std::vector<double> read;
   std::vector<double> step;
@@ -146,14 +140,15 @@ void measure_cost(Cell& cell, const Trials& trials) {
     cell.rows_kept = std::max(cell.rows_kept, trial->rows_kept);
     cell.kv_bytes_kept = std::max(cell.kv_bytes_kept, trial->kv_bytes_kept);
     cell.kv_bytes_allocated = std::max(cell.kv_bytes_allocated, trial->kv_bytes_allocated);
+    cell.tokens_judged += trial->tokens_judged;
     if (trial->read_ms > 0) read.push_back(trial->read_ms);
     if (trial->step_ms <= 0) continue;
     step.push_back(trial->step_ms);
     evict.push_back(trial->evict_ms);
   }
-  cell.read_ms = median(std::move(read));
-  cell.step_ms = median(std::move(step));
-  cell.evict_ms = median(std::move(evict));
+  cell.read_ms = median(read);
+  cell.step_ms = median(step);
+  cell.evict_ms = median(evict);
 }
 
 Cell cell_of(Trials trials, const Lookup& lookup, std::uint64_t seed) {

@@ -37,7 +37,8 @@ struct Cell {
   // each also as "<name>_last_quarter", and "ppl_last_quarter". The last quarter of a text is that
   // of the stretches that any arm has, rounded, at least one.
   std::map<std::string, Estimate> measures;
-  int rows_kept = 0;  // the most of any trial, as are the bytes
+  int tokens_judged = 0;  // of all trials together
+  int rows_kept = 0;      // the most of any trial, as are the bytes
   std::int64_t kv_bytes_kept = 0;
   std::int64_t kv_bytes_allocated = 0;
   // Medians of the trials that have measured them (not 0); of evict_ms: that have a step_ms.

@@ -35,8 +35,8 @@ struct TrialKey {
 struct Trial {
   TrialKey key;
   double score = 0.0;  // [0, 1]; of a text: mean negative log-likelihood of a token, in nats
-  // Further figures by name: "nll" of the answer's tokens, "kl" and "top1" of a text, what a
-  // continuation's judge gives.
+  // Further figures by name: "nll" of the answer's tokens and "tokens_right", how many of them are
+  // the likeliest ones; "kl" and "top1" of a text; what a continuation's judge gives.
   std::map<std::string, double> measures;
   std::string text;  // what the model said, where it generated
   double depth = 0.0;

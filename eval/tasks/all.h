@@ -1,10 +1,12 @@
-// One function for each file of a task; eval/tasks.cc has them in the order of the tables.
+// One function for each task; eval/tasks.cc has them in the order of the tables.
 #pragma once
 
 #include "../task.h"
 
 namespace morphkv::eval {
 
+Task one_code_task();
+Task eight_codes_task();
 Task passkey_task();
 Task number_string_task();
 Task multi_key_task();

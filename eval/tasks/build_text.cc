@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "../prose.h"
+#include "archive.h"
 
 namespace morphkv::eval {
 namespace {
@@ -14,6 +15,12 @@ constexpr std::array<std::string_view, kManyThings> kThings = {
     "boat house",  "bank safe",   "school bell", "bicycle shed"};
 
 }  // namespace
+
+std::uint64_t seed_of(std::string_view name, std::uint64_t number) {
+  std::string bytes(name);
+  bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
+  return checksum(bytes);
+}
 
 void require_tokens(std::string_view task, int tokens) {
   if (tokens >= kLeastTokens) return;
@@ -42,7 +49,8 @@ std::string build_text(std::uint64_t seed, int tokens, const CountTokens& count,
       sentences.push_back(std::move(sentence));
     }
   }
-  Sentences text = {std::string(opening), ""};
+  Sentences text;
+  if (!opening.empty()) text = {std::string(opening), ""};
   std::size_t next = 0;
   for (std::size_t i = 0; i <= sentences.size(); ++i) {
     const double from = i == 0 ? 0.0 : static_cast<double>(ends[i - 1]);
@@ -76,20 +84,14 @@ std::vector<std::string> draw_things(Random& random) {
 
 std::string code_of(std::string_view thing) { return "Code " + std::string(thing) + ": \""; }
 
-Document one_number(const OneNumber& asked, std::uint64_t number, int tokens,
-                    const CountTokens& count) {
-  constexpr std::uint64_t kDepths = 12;
-  require_tokens(asked.task, tokens);
-  const std::uint64_t seed = seed_of(asked.task, number);
-  Random random(seed);
-  const std::string digits = draw_codes(random, 1, asked.digits)[0];
-  const double depth = static_cast<double>(number % kDepths) / static_cast<double>(kDepths - 1);
-  const std::string what(asked.what);
-  const std::string sentence = "The " + what + " is";
-  return {build_text(seed, tokens, count, asked.opening, {{sentence + " " + digits + ".", depth}}),
-          {{.text = "\n\nQuestion: What is the " + what + "?\nAnswer: " + sentence,
-            .answer = {" " + digits},
-            .depth = depth}}};
+Fact number_fact(const std::string& what, const std::string& number, double depth) {
+  return {"The " + what + " is " + number + ".", depth};
+}
+
+Question number_question(const std::string& what, const std::string& number, double depth) {
+  return {.text = "\n\nQuestion: What is the " + what + "?\nAnswer: The " + what + " is",
+          .answer = {" " + number},
+          .depth = depth};
 }
 
 }  // namespace morphkv::eval

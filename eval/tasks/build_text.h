@@ -11,6 +11,10 @@
 
 namespace morphkv::eval {
 
+// A seed for text `number` of a task, so that tasks with the same number differ: the checksum of
+// the name and the number's bytes.
+std::uint64_t seed_of(std::string_view name, std::uint64_t number);
+
 // A sentence that the prose does not have, and where it is to stand.
 struct Fact {
   std::string sentence;
@@ -30,7 +34,7 @@ void require_tokens(std::string_view task, int tokens);
 
 // `opening` and prose, about `tokens` tokens with the facts, whose depths ascend. A fact stands
 // before the sentence up to which its share of the prose lies. The opening says, as in RULER, what
-// will be asked; without one a small model overlooks a fact that begins the text.
+// will be asked, or is empty; without one a small model overlooks a fact that begins the text.
 std::string build_text(std::uint64_t seed, int tokens, const CountTokens& count,
                        std::string_view opening, const std::vector<Fact>& facts);
 
@@ -52,15 +56,8 @@ inline constexpr std::string_view kCodesExample =
 // `Code blue locker: "`; the code and `".` follow.
 std::string code_of(std::string_view thing);
 
-// A document with one number, "The WHAT is N.", and the question for it. Its depth runs through the
-// documents, from the very start to the very end in twelve steps.
-struct OneNumber {
-  std::string_view task;
-  std::string_view opening;
-  std::string_view what;
-  int digits;
-};
-Document one_number(const OneNumber& asked, std::uint64_t number, int tokens,
-                    const CountTokens& count);
+// "The WHAT is NUMBER.", and the question for it.
+Fact number_fact(const std::string& what, const std::string& number, double depth);
+Question number_question(const std::string& what, const std::string& number, double depth);
 
 }  // namespace morphkv::eval
