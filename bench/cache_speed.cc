@@ -31,12 +31,6 @@ struct Bench {
   int repeats = 5;              // of the prefill and of the deep copy
 };
 
-Json spread(const std::vector<double>& ms) {
-  return {{"median_ms", bench::median(ms)},
-          {"p10_ms", bench::quantile(ms, 0.1)},
-          {"p90_ms", bench::quantile(ms, 0.9)}};
-}
-
 // [head, token, dim] float16 of prefill + steps tokens.
 std::vector<std::uint16_t> read_rows(const Bench& b, const std::string& path) {
   std::vector<std::uint16_t> rows(
@@ -77,14 +71,14 @@ Json measure_deep_copy(int repeats) {
   }
   std::vector<double> ms;
   for (int i = 0; i < repeats; ++i) {
-    const bench::Stopwatch watch;
+    const Stopwatch watch;
     std::vector<MorphKVCache> copies;
     for (const auto& layer : layers) copies.push_back(layer.copy());
     ms.push_back(watch.ms());
     if (copies.back().positions() != layers.back().positions())
       throw std::runtime_error("a copy differs from its original");
   }
-  return spread(ms);
+  return bench::spread(ms);
 }
 
 Json measure(const Bench& b, const std::vector<std::uint16_t>& rows) {
@@ -92,7 +86,7 @@ Json measure(const Bench& b, const std::vector<std::uint16_t>& rows) {
   MorphKVCache cache(b.config);
   for (int i = 0; i < b.repeats; ++i) {
     cache.reset();
-    const bench::Stopwatch watch;
+    const Stopwatch watch;
     cache.update_and_fetch(part(b, rows, 0, b.prefill), part(b, rows, 0, b.prefill));
     prefill.push_back(watch.ms());
   }
@@ -100,7 +94,7 @@ Json measure(const Bench& b, const std::vector<std::uint16_t>& rows) {
   std::vector<double> decode;
   for (int t = 0; t < b.steps; ++t) {
     const ArrayView token = part(b, rows, b.prefill + t, 1);
-    const bench::Stopwatch watch;
+    const Stopwatch watch;
     cache.update_and_fetch(token, token);
     decode.push_back(watch.ms());
   }
@@ -113,8 +107,8 @@ Json measure(const Bench& b, const std::vector<std::uint16_t>& rows) {
                  {"heads", b.heads},
                  {"dim", b.dim},
                  {"prefill_tokens", b.prefill}});
-  report["decode_step"] = spread(decode);
-  report["prefill"] = spread(prefill);
+  report["decode_step"] = bench::spread(decode);
+  report["prefill"] = bench::spread(prefill);
   report["deep_copy_30_layers"] = measure_deep_copy(b.repeats);
   report["positions"] = cache.positions();  // [head, row]
   return report;

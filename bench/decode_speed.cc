@@ -7,26 +7,29 @@
 #include <cstddef>
 #include <cstdio>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "lane.h"
-#include "morphkv/llama_cpp/model_spec.h"
 #include "report.h"
+#include "rule.h"
 #include "support.h"
 
 namespace {
 
 using namespace morphkv;         // NOLINT
 using namespace morphkv::bench;  // NOLINT
+using eval::Lane;
+using eval::plain_kv_bytes;
 
 constexpr int kTurn = 8;         // steps that an arm takes before the next one's turn
 constexpr int kFlatSteps = 128;  // of the long and of the short lane
 constexpr int kShortTokens = 1000;
-constexpr const char* kFull = "full";
-constexpr const char* kStreaming = "streaming";
-constexpr const char* kMorphKV = "morphkv attention, window 8";
+// After larger pieces the rows of a budget of 512 lie in cells further up, and the engine's
+// attention looks at those in between as well, until as many tokens have been generated.
+constexpr int kMicroBatch = 256;
 
 struct Options {
   CommonOptions common;
@@ -38,28 +41,46 @@ struct Options {
 struct Arm {
   std::string name;
   std::optional<CacheConfig> cache;  // none: llama.cpp as it is
+
+  bool is_full() const { return !cache; }
+  bool is_streaming() const { return cache && cache->policy == "streaming"; }
 };
 
+// A lane on its way through a text.
 struct Track {
+  Track(const Arm& arm_, const llama_model* model, std::span<const llama_token> text_, int threads)
+      : arm(arm_),
+        text(text_),
+        lane(model,
+             {.threads = threads,
+              .micro_batch = kMicroBatch,
+              .tokens = arm_.cache ? 0 : static_cast<int>(text_.size())},
+             arm_.cache) {}
+
+  // Evicts after each micro-batch.
+  void read_to(int end) {
+    lane.read(
+        text.subspan(static_cast<std::size_t>(position), static_cast<std::size_t>(end - position)));
+    position = end;
+  }
+  // On the next token of the text, whatever the model would have said.
+  Lane::Step step() { return lane.feed(text[static_cast<std::size_t>(position++)]); }
+
   Arm arm;
+  std::span<const llama_token> text;
   Lane lane;
+  int position = 0;
   Json points = Json::array();
 };
 
 std::vector<Arm> make_arms(const Options& o) {
   const int budget = o.common.budget;
-  std::vector<Arm> arms = {{kFull, std::nullopt},
-                           {kStreaming, CacheConfig{.budget = budget, .policy = "streaming"}}};
-  for (const int window : {1, 8, 32}) {
-    arms.push_back({"morphkv keys, window " + std::to_string(window),
-                    CacheConfig{.budget = budget, .window = window}});
+  std::vector<CacheConfig> rules = {{.budget = budget, .policy = "streaming"}};
+  for (const Profile& profile : {find_profile(kReference), default_profile()}) {
+    for (const int window : timed_windows()) rules.push_back(rule_of(profile, budget, window));
   }
-  for (const int window : {1, 8, 32}) {
-    arms.push_back(
-        {"morphkv attention, window " + std::to_string(window),
-         CacheConfig{
-             .budget = budget, .window = window, .pool = 11, .queries = QuerySource::kAttention}});
-  }
+  std::vector<Arm> arms = {{"full", std::nullopt}};
+  for (const CacheConfig& rule : rules) arms.push_back({label_of(rule), rule});
   std::erase_if(arms, [&](const Arm& arm) {
     return !o.arms.empty() && std::none_of(o.arms.begin(), o.arms.end(), [&](const auto& part) {
       return arm.name.find(part) != std::string::npos;
@@ -69,38 +90,39 @@ std::vector<Arm> make_arms(const Options& o) {
   return arms;
 }
 
-void check_answers(llama_model* model, const Tokens& text, int threads,
+void check_answers(const llama_model* model, const Tokens& text, int threads,
                    const std::vector<Arm>& arms) {
   constexpr int kPrompt = 300;
   constexpr int kAnswer = 40;
-  const auto answer = [&](std::optional<CacheConfig> cache) {
-    if (cache) cache->budget = 1024;
-    Lane lane(model, text, threads, cache);
-    lane.read_to(kPrompt);
+  const auto answer = [&](Arm arm) {
+    if (arm.cache) arm.cache->budget = 1024;
+    Track track(arm, model, text, threads);
+    track.read_to(kPrompt);
     Tokens tokens;
     for (int i = 0; i < kAnswer; ++i) {
-      tokens.push_back(lane.next());
-      lane.step(lane.next());
+      tokens.push_back(track.lane.likeliest());
+      track.lane.feed(tokens.back());
     }
     return tokens;
   };
-  const Tokens expected = answer(std::nullopt);
+  const Tokens expected = answer({"full", std::nullopt});
   for (const Arm& arm : arms) {
-    if (arm.cache && answer(arm.cache) != expected)
+    if (answer(arm) != expected)
       throw std::runtime_error(arm.name +
                                ": within its budget it gives other tokens than llama.cpp");
   }
 }
 
 void check_bound(const Track& track) {
-  if (!track.lane.evictor()) return;
-  const int rows = track.lane.evictor()->stats().rows_kept;
-  const int due = std::min(track.arm.cache->budget, track.lane.position());
+  if (!track.arm.cache) return;
+  const llama_cpp::Evictor& evictor = track.lane.evictor();
+  const int rows = evictor.stats().rows_kept;
+  const int due = std::min(track.arm.cache->budget, track.position);
   if (rows != due) {
     throw std::runtime_error(track.arm.name + ": " + std::to_string(rows) + " rows kept, due " +
                              std::to_string(due));
   }
-  if (const auto broken = track.lane.evictor()->violations(); !broken.empty())
+  if (const auto broken = evictor.violations(); !broken.empty())
     throw std::runtime_error(track.arm.name + ": " + broken.front());
 }
 
@@ -108,14 +130,14 @@ struct Times {
   std::vector<double> ms, evict_ms;  // [step]
 };
 
-// `steps` steps of every lane, a few at a time. [lane]
-std::vector<Times> time_in_turns(const std::vector<Lane*>& lanes, int steps) {
-  std::vector<Times> times(lanes.size());
-  for (Lane* lane : lanes) lane->step();  // the engine's graph for one token is new
+// `steps` steps of every track, a few at a time. [track]
+std::vector<Times> time_in_turns(const std::vector<Track*>& tracks, int steps) {
+  std::vector<Times> times(tracks.size());
+  for (Track* track : tracks) track->step();  // the engine's graph for one token is new
   for (int done = 0; done < steps; done += kTurn) {
-    for (std::size_t i = 0; i < lanes.size(); ++i) {
+    for (std::size_t i = 0; i < tracks.size(); ++i) {
       for (int n = std::min(kTurn, steps - done); n > 0; --n) {
-        const Lane::Step step = lanes[i]->step();
+        const Lane::Step step = tracks[i]->step();
         times[i].ms.push_back(step.ms);
         times[i].evict_ms.push_back(step.evict_ms);
       }
@@ -124,47 +146,45 @@ std::vector<Times> time_in_turns(const std::vector<Lane*>& lanes, int steps) {
   return times;
 }
 
-void measure_length(std::vector<Track>& tracks, int length, int steps, const ModelSpec& spec) {
-  std::vector<Lane*> lanes;
+void measure_length(std::vector<Track>& tracks, int length, int steps, const llama_model* model) {
+  std::vector<Track*> in_turns;
   for (Track& track : tracks) {
     const Stopwatch reading;
-    track.lane.read_to(length - 1);  // and a step that is not timed
+    track.read_to(length - 1);  // and a step that is not timed
     std::fprintf(stderr, "%s: %d tokens read (%.1f s)\n", track.arm.name.c_str(), length,
                  reading.ms() / 1000);
-    lanes.push_back(&track.lane);
+    in_turns.push_back(&track);
   }
-  const std::vector<Times> times = time_in_turns(lanes, steps);
-  const auto median_of = [&](const char* name) {
+  const std::vector<Times> times = time_in_turns(in_turns, steps);
+  const auto median_where = [&](bool (Arm::*is)() const) {
     for (std::size_t i = 0; i < tracks.size(); ++i)
-      if (tracks[i].arm.name == name) return median(times[i].ms);
+      if ((tracks[i].arm.*is)()) return median(times[i].ms);
     return 0.0;
   };
-  const double full = median_of(kFull);
-  const double streaming = median_of(kStreaming);
+  const double full = median_where(&Arm::is_full);
+  const double streaming = median_where(&Arm::is_streaming);
   for (std::size_t i = 0; i < tracks.size(); ++i) {
     const double ms = median(times[i].ms);
-    Json point = {{"context_tokens", length},
-                  {"median_ms", ms},
-                  {"p10_ms", quantile(times[i].ms, 0.1)},
-                  {"p90_ms", quantile(times[i].ms, 0.9)},
-                  {"tokens_per_second", 1000 / ms},
-                  {"evict_share", median(times[i].evict_ms) / ms}};
+    Json point = {{"context_tokens", length}};
+    point.update(spread(times[i].ms));
+    point["tokens_per_second"] = 1000 / ms;
+    point["evict_share"] = median(times[i].evict_ms) / ms;
     if (full > 0) point["against_full"] = full / ms;
     if (streaming > 0) point["against_streaming"] = ms / streaming;
-    const auto& evictor = tracks[i].lane.evictor();
     // The lane of llama.cpp has room for all lengths; at each one counts what that one needs.
-    point["kv_bytes_allocated"] =
-        evictor ? evictor->stats().kv_bytes_allocated : full_kv_bytes(spec, length);
+    point["kv_bytes_allocated"] = tracks[i].arm.cache
+                                      ? tracks[i].lane.evictor().stats().kv_bytes_allocated
+                                      : plain_kv_bytes(model, length);
     tracks[i].points.push_back(point);
   }
 }
 
-// Median step of the arm's lane, long as it is now, over that of a short one.
-Json measure_flatness(Track& track, llama_model* model, const Tokens& text, int threads) {
-  const int long_tokens = track.lane.position();
-  Track fresh{track.arm, Lane(model, text, threads, track.arm.cache)};
-  fresh.lane.read_to(kShortTokens);
-  const std::vector<Times> times = time_in_turns({&track.lane, &fresh.lane}, kFlatSteps);
+// Median step of the arm, long as its text is now, over that of a short one.
+Json measure_flatness(Track& track, const llama_model* model, const Tokens& text, int threads) {
+  const int long_tokens = track.position;
+  Track fresh(track.arm, model, text, threads);
+  fresh.read_to(kShortTokens);
+  const std::vector<Times> times = time_in_turns({&track, &fresh}, kFlatSteps);
   check_bound(fresh);
   return {{"arm", track.arm.name},
           {"long_tokens", long_tokens},
@@ -185,19 +205,18 @@ void check_lengths(const Options& o) {
 void measure(const Options& o, llama_model* model, Json& report) {
   check_lengths(o);
   const std::vector<Arm> arms = make_arms(o);
-  const ModelSpec spec = llama_cpp::read_model_spec(o.common.model);
   const int threads = o.common.threads;
   const int longest = o.lengths.back();
   const Tokens text = read_text(model, o.common.text, longest + o.steps + kFlatSteps + 1);
   std::fprintf(stderr, "checking the answers\n");
   check_answers(model, text, threads, arms);
   std::vector<Track> tracks;
-  for (const Arm& arm : arms) tracks.push_back({arm, Lane(model, text, threads, arm.cache)});
-  for (const int length : o.lengths) measure_length(tracks, length, o.steps, spec);
+  for (const Arm& arm : arms) tracks.emplace_back(arm, model, text, threads);
+  for (const int length : o.lengths) measure_length(tracks, length, o.steps, model);
   Json flatness = Json::array();
   for (Track& track : tracks) {
-    const bool asked = track.arm.name == kStreaming || track.arm.name == kMorphKV;
-    // Both lanes must have filled their budget.
+    const bool asked = track.arm.is_streaming() || track.arm.cache == default_rule(o.common.budget);
+    // Both texts must have filled the budget.
     if (asked && longest > kShortTokens && o.common.budget <= kShortTokens)
       flatness.push_back(measure_flatness(track, model, text, threads));
   }
@@ -205,7 +224,9 @@ void measure(const Options& o, llama_model* model, Json& report) {
   report["arms"] = Json::array();
   for (const Track& track : tracks) {
     check_bound(track);
-    report["arms"].push_back({{"arm", track.arm.name}, {"points", track.points}});
+    Json arm = {{"arm", track.arm.name}, {"points", track.points}};
+    if (track.arm.cache) arm["rule"] = json_of(*track.arm.cache);
+    report["arms"].push_back(arm);
   }
   report["flatness"] = flatness;
 }

@@ -20,6 +20,7 @@
 #include "morphkv/policy.h"
 #include "morphkv/retention.h"
 #include "report.h"
+#include "rule.h"
 
 namespace {
 
@@ -31,7 +32,7 @@ constexpr int kRows = 512;
 
 // Nanoseconds of one call: the least of `rounds` means over `calls`.
 double time_ns(int calls, const std::function<void()>& call) {
-  const bench::Stopwatch watch;
+  const Stopwatch watch;
   for (int i = 0; i < calls; ++i) call();
   return 1e6 * watch.ms() / calls;
 }
@@ -208,6 +209,7 @@ Json measure_kernels(int rounds) {
 // ---------------------------------------------------------------- steps
 
 struct Shape {
+  Profile profile;
   CacheConfig config;
   int layers = 1;
   int heads = 1;
@@ -342,7 +344,7 @@ void empty_caches() {
 
 // The first head's rows must be those of the rule written plainly, for some steps from empty.
 void check_step(Shape shape) {
-  shape.config.budget = 48;
+  shape.config = bench::rule_of(shape.profile, 48, shape.config.window);
   shape.layers = 1;
   Random random(7);
   test::HeadOracle oracle(shape.config, 1.0f / std::sqrt(static_cast<float>(shape.dim)));
@@ -366,7 +368,7 @@ void check_step(Shape shape) {
     throw std::runtime_error("a step keeps other rows than the rule written plainly");
 }
 
-Json measure_step(const std::string& name, const Shape& shape, int rounds) {
+Json measure_step(const Shape& shape, int rounds) {
   check_step(shape);
   Random random(7);
   Layers layers(shape, random);
@@ -401,11 +403,14 @@ Json measure_step(const std::string& name, const Shape& shape, int rounds) {
   const double pass_ns = *std::min_element(pass_times.begin(), pass_times.end());
   const int passes = shape.config.queries == QuerySource::kAttention ? shape.group : 1;
   const double ratio = step_ns / (passes * pass_ns);
-  std::printf("| %-34s | %3d | %2d | %7.0f | %7.0f | %d | %.2f |\n", name.c_str(), shape.dim, heads,
+  const std::string name = bench::label_of(shape.config);
+  std::printf("| %-46s | %3d | %2d | %7.0f | %7.0f | %d | %.2f |\n", name.c_str(), shape.dim, heads,
               step_ns, pass_ns, passes, ratio);
-  return {{"step", name},         {"dim", shape.dim}, {"rows", shape.config.budget},
-          {"group", shape.group}, {"heads", heads},   {"ns", step_ns},
-          {"pass_ns", pass_ns},   {"passes", passes}, {"ratio", ratio}};
+  return {{"step", name},         {"rule", bench::json_of(shape.config)},
+          {"dim", shape.dim},     {"rows", shape.config.budget},
+          {"group", shape.group}, {"heads", heads},
+          {"ns", step_ns},        {"pass_ns", pass_ns},
+          {"passes", passes},     {"ratio", ratio}};
 }
 
 }  // namespace
@@ -417,7 +422,7 @@ int main(int argc, char** argv) {
   app.add_option("--json", json_path, "write the figures to this file");
   std::string only;
   app.add_option("--only", only,
-                 "only steps like 'keys, window 8, D 64, 1 heads' that contain this");
+                 "only steps like 'morphkv keys, window 8, D 64, 1 heads' that contain this");
   app.add_option("--rounds", rounds, "rounds to take the least of")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
@@ -426,19 +431,15 @@ int main(int argc, char** argv) {
     if (only.empty() || only == "kernels") report["kernels"] = measure_kernels(rounds);
     for (const auto& [layers, heads] : {std::pair{1, 1}, {30, 3}}) {
       for (const int dim : {64, 128}) {
-        for (const int window : {1, 8, 32}) {
-          const std::string w = ", window " + std::to_string(window);
-          CacheConfig keys{.budget = kRows, .window = window};
-          CacheConfig attention = keys;
-          attention.queries = QuerySource::kAttention;
-          attention.pool = 11;
-          for (const auto& [name, shape] :
-               {std::pair{"keys" + w, Shape{keys, layers, heads, 1, dim}},
-                {"attention" + w, Shape{attention, layers, heads, 3, dim}}}) {
-            const std::string label = name + ", D " + std::to_string(dim) + ", " +
-                                      std::to_string(layers * heads) + " heads";
+        for (const int window : bench::timed_windows()) {
+          for (const auto& [profile, group] :
+               {std::pair{find_profile(bench::kReference), 1}, {default_profile(), 3}}) {
+            const Shape shape = {
+                profile, bench::rule_of(profile, kRows, window), layers, heads, group, dim};
+            const std::string label = bench::label_of(shape.config) + ", D " + std::to_string(dim) +
+                                      ", " + std::to_string(layers * heads) + " heads";
             if (label.find(only) == std::string::npos) continue;
-            report["steps"].push_back(measure_step(name, shape, rounds));
+            report["steps"].push_back(measure_step(shape, rounds));
           }
         }
       }

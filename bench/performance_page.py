@@ -20,10 +20,9 @@ BENCHMARKS = ("decode_speed", "prefill_speed", "openvino_speed", "memory", "serv
               "reference_speed", "kernel_speed")
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"  # of `make model`
 LONG = 7500  # tokens from which a context counts as long
-FULL, STREAMING = "full", "streaming"
-DEFAULT = "morphkv attention, window 8"
-KEYS = "morphkv keys, window 8"
-EVICT_SHARES = {KEYS: 0.03, DEFAULT: 0.06, "morphkv attention, window 32": 0.10}
+# Rules are found by what the benchmarks say of their settings, whatever their names are.
+DEFAULT, KEYS = {"default": True}, {"queries": "keys", "window": 8}
+EVICT_SHARES = ((KEYS, 0.03), (DEFAULT, 0.06), ({"queries": "attention", "window": 32}, 0.10))
 OVER_STREAMING, PREFILL_EVICT_SHARE, FLAT, PASSES = 1.08, 0.08, 0.03, 1.5
 OVER_FULL, OVER_OPENVINO = 3.0, 1.5
 SERVE, OVER_SERVER, FIRST_TOKEN = "morphkv serve", 1.5, 2.0
@@ -58,12 +57,13 @@ def mib(size: float | None) -> str:
     return "" if size is None else f"{size / 2**20:.1f} MiB"
 
 
-def points_of(figures: dict, arm: str) -> list[dict]:
-    return next((a["points"] for a in figures.get("arms", []) if a["arm"] == arm), [])
+def is_rule(entry: dict, wanted: dict) -> bool:
+    rule = entry.get("rule", {})
+    return rule.get("policy") == "morphkv" and wanted.items() <= rule.items()
 
 
-def eviction_arm(openvino: dict) -> str:
-    return next((a["arm"] for a in openvino.get("arms", []) if "eviction" in a["arm"]), "")
+def arms_with(figures: dict, wanted: dict) -> list[dict]:
+    return [a for a in figures.get("arms", []) if is_rule(a, wanted)]
 
 
 def first_long(points: list[dict]) -> dict | None:
@@ -111,7 +111,7 @@ def serve_targets(serve: dict) -> Iterator[Target]:
 
 def step_targets(kernels: dict) -> Iterator[Target]:
     for step in kernels.get("steps", []):
-        if step["heads"] > 1 or "window 8" not in step["step"]:
+        if step["heads"] > 1 or not is_rule(step, {"window": 8}):
             continue
         sizes = ", ".join(f"{name} {step[name]}" for name in ("dim", "rows", "group"))
         yield at_most(f"one step over its passes over the keys: {step['step']} ({sizes})",
@@ -125,25 +125,29 @@ def worst(points: list[dict], key: str) -> tuple[float, str] | None:
 
 
 def decode_targets(decode: dict, openvino: dict) -> Iterator[Target]:
-    for arm, limit in EVICT_SHARES.items():
-        if found := worst(points_of(decode, arm), "evict_share"):
-            yield at_most(f"eviction's share of a decode step: {arm} ({found[1]})", found[0], limit)
-    for arm in (a["arm"] for a in decode.get("arms", []) if a["arm"].startswith("morphkv")):
-        if found := worst(points_of(decode, arm), "against_streaming"):
-            yield at_most(f"slower than streaming: {arm} ({found[1]})", found[0] - 1,
+    for wanted, limit in EVICT_SHARES:
+        for arm in arms_with(decode, wanted):
+            if found := worst(arm["points"], "evict_share"):
+                yield at_most(f"eviction's share of a decode step: {arm['arm']} ({found[1]})",
+                              found[0], limit)
+    for arm in arms_with(decode, {}):
+        if found := worst(arm["points"], "against_streaming"):
+            yield at_most(f"slower than streaming: {arm['arm']} ({found[1]})", found[0] - 1,
                           OVER_STREAMING - 1)
-    rival_name = eviction_arm(openvino)
-    rival = first_long(points_of(openvino, rival_name))
-    for arm in (DEFAULT, KEYS):
-        point = first_long(points_of(decode, arm))
+    rival = next((a for a in openvino.get("arms", []) if "eviction" in a["arm"]), {})
+    beaten = first_long(rival.get("points", []))
+    for arm in arms_with(decode, DEFAULT) + arms_with(decode, KEYS):
+        point = first_long(arm["points"])
         if point is None:
             continue
         where = f"at {point['context_tokens']:,} tokens of context"
         if "against_full" in point:
-            yield at_least(f"faster than full {where}: {arm}", point["against_full"], OVER_FULL)
-        if rival:
-            yield at_least(f"faster than {rival_name} (at {rival['context_tokens']:,}) {where}: "
-                           f"{arm}", rival["median_ms"] / point["median_ms"], OVER_OPENVINO)
+            yield at_least(f"faster than full {where}: {arm['arm']}", point["against_full"],
+                           OVER_FULL)
+        if beaten:
+            yield at_least(f"faster than {rival['arm']} (at {beaten['context_tokens']:,}) {where}: "
+                           f"{arm['arm']}", beaten["median_ms"] / point["median_ms"],
+                           OVER_OPENVINO)
     for flat in decode.get("flatness", []):
         yield Target(f"a step at {flat['long_tokens']:,} tokens over one at "
                      f"{flat['short_tokens']:,}: {flat['arm']}",
@@ -381,7 +385,7 @@ def head_section(figures: Figures) -> Table:
 COLOURS = {"full": "#222222", "llama.cpp": "#222222", "streaming": "#7a7a7a",
            "stream (streaming)": "#7a7a7a"}
 FAMILIES = {"keys": "#1f6fb4", "attention": "#d1490c", "morphkv": "#d1490c", "OpenVINO": "#2b8a3e"}
-WINDOWS = {"window 1": ":", "window 8": "-", "window 32": "--", "OpenVINO GenAI, full": "--"}
+WINDOWS = {1: ":", 8: "-", 32: "--"}
 
 
 def colour(arm: str) -> str:
@@ -389,8 +393,10 @@ def colour(arm: str) -> str:
     return COLOURS.get(arm, family)
 
 
-def line_style(arm: str) -> str:
-    return next((style for end, style in WINDOWS.items() if arm.endswith(end)), "-")
+def line_style(arm: dict) -> str:
+    if "rule" not in arm:
+        return "--" if arm["arm"] == "OpenVINO GenAI, full" else "-"
+    return WINDOWS.get(arm["rule"]["window"], "-.")
 
 
 def save(figure: plt.Figure, path: pathlib.Path) -> None:
@@ -404,7 +410,7 @@ def plot_decode(figures: Figures, path: pathlib.Path) -> None:
     figure, axes = plt.subplots(figsize=(6.6, 4.2))
     for a in figures["decode_speed"].get("arms", []) + figures["openvino_speed"].get("arms", []):
         axes.plot([p["context_tokens"] for p in a["points"]], [p["median_ms"] for p in a["points"]],
-                  line_style(a["arm"]), marker="o", markersize=3, color=colour(a["arm"]),
+                  line_style(a), marker="o", markersize=3, color=colour(a["arm"]),
                   label=a["arm"])
     axes.set(xlabel="tokens of context", ylabel="milliseconds per token", ylim=(0, None))
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -461,11 +467,10 @@ def load(folder: pathlib.Path) -> Figures:
         figures[name] = json.loads(path.read_text()) if path.exists() else {}
         if not figures[name]:
             note(f"no {path}: what it would say is left out")
-    wanted = {"decode_speed": [FULL, STREAMING, *EVICT_SHARES], "prefill_speed": ["llama.cpp"]}
-    for name, arms in wanted.items():
-        have = {a["arm"] for a in figures[name].get("arms", [])}
-        for arm in (a for a in arms if figures[name] and a not in have):
-            note(f"{name}.json has no arm '{arm}': what it would say is left out")
+    decode = figures["decode_speed"]
+    for wanted in (DEFAULT, *(rule for rule, _ in EVICT_SHARES)) if decode else ():
+        if not arms_with(decode, wanted):
+            note(f"decode_speed.json has no rule with {wanted}: what it would say is left out")
     return figures
 
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "lane.h"
-#include "morphkv/llama_cpp/model_spec.h"
 #include "morphkv/llama_cpp/session.h"
 #include "report.h"
+#include "rule.h"
 #include "support.h"
 
 namespace {
@@ -26,6 +26,9 @@ using namespace morphkv::bench;      // NOLINT
 using namespace morphkv::llama_cpp;  // NOLINT
 
 using TokenSpan = std::span<const llama_token>;
+
+constexpr int kMicroBatch = 512;
+constexpr int kPlainMicroBatch = 256;
 
 struct Options {
   CommonOptions common;
@@ -50,22 +53,27 @@ struct Read {
 };
 
 std::vector<Arm> make_arms(int budget) {
-  const CacheConfig keys{.budget = budget};
-  const CacheConfig attention{.budget = budget, .pool = 11, .queries = QuerySource::kAttention};
-  const CacheConfig streaming{.budget = budget, .policy = "streaming"};
-  return {{.name = "llama.cpp"},
-          {.name = "stream (streaming)", .cache = streaming, .reads_short = false},
-          {.name = "stream (morphkv attention, window 8)", .cache = attention},
-          {.name = "stream (morphkv keys, window 8)", .cache = keys, .reads_short = false},
-          {.name = "guided (morphkv attention)", .cache = attention, .prefill = Prefill::kGuided}};
+  std::vector<Arm> arms = {{.name = "llama.cpp"}};
+  const auto add = [&](const CacheConfig& cache, Prefill prefill, bool reads_short) {
+    const std::string name = std::string(to_string(prefill)) + " (" + label_of(cache) + ")";
+    arms.push_back({name, cache, prefill, reads_short});
+  };
+  const CacheConfig standard = default_rule(budget);
+  add({.budget = budget, .policy = "streaming"}, Prefill::kStream, false);
+  add(standard, Prefill::kStream, true);
+  add(find_profile(kReference).with_budget(budget), Prefill::kStream, false);
+  add(standard, Prefill::kGuided, true);
+  return arms;
 }
 
-Read read_plain(llama_model* model, const ModelSpec& spec, TokenSpan prompt, int threads) {
-  Lane lane(model, prompt, threads, std::nullopt);
+Read read_plain(const llama_model* model, TokenSpan prompt, int threads) {
   const int tokens = static_cast<int>(prompt.size());
+  eval::Lane lane(model, {.threads = threads, .micro_batch = kPlainMicroBatch, .tokens = tokens},
+                  std::nullopt);
   const Stopwatch watch;
-  lane.read_to(tokens);
-  return {.ms = watch.ms(), .kv_bytes = full_kv_bytes(spec, tokens), .next = lane.next()};
+  lane.read(prompt);
+  const llama_token next = lane.likeliest();
+  return {.ms = watch.ms(), .kv_bytes = eval::plain_kv_bytes(model, tokens), .next = next};
 }
 
 Read read_bounded(llama_model* model, const Arm& arm, TokenSpan prompt, int threads) {
@@ -99,7 +107,6 @@ class Bench {
   Bench(const Options& o, llama_model* model)
       : o_(o),
         model_(model),
-        spec_(read_model_spec(o.common.model)),
         arms_(make_arms(o.common.budget)),
         text_(read_text(model, o.common.text, std::max(o.tokens, o.short_tokens))) {}
 
@@ -131,7 +138,7 @@ class Bench {
     std::vector<Json> entries;
     const double plain_ms = median(all_ms(reads.front()));
     for (std::size_t i = 0; i < arms.size(); ++i)
-      entries.push_back(entry(arms[i].name, tokens, reads[i], plain_ms));
+      entries.push_back(entry(arms[i], tokens, reads[i], plain_ms));
     return entries;
   }
 
@@ -139,7 +146,7 @@ class Bench {
   Read read(const Arm& arm, TokenSpan prompt) const {
     const int threads = o_.common.threads;
     return arm.cache ? read_bounded(model_, arm, prompt, threads)
-                     : read_plain(model_, spec_, prompt, threads);
+                     : read_plain(model_, prompt, threads);
   }
 
   static std::vector<double> all_ms(const std::vector<Read>& rounds) {
@@ -148,24 +155,27 @@ class Bench {
     return ms;
   }
 
-  static Json entry(const std::string& name, int tokens, const std::vector<Read>& rounds,
-                    double plain_ms) {
+  static Json entry(const Arm& arm, int tokens, const std::vector<Read>& rounds, double plain_ms) {
     const std::vector<double> ms = all_ms(rounds);
     const Read& last = rounds.back();
-    return {{"arm", name},
-            {"tokens", tokens},
-            {"median_ms", median(ms)},
-            {"all_ms", ms},
-            {"against_llama_cpp", plain_ms / median(ms)},
-            {"guide_ms", last.guide_ms},
-            {"guide_share", last.guide_ms / (last.ms - last.guide_ms)},
-            {"evict_share", last.evict_ms / last.ms},
-            {"kv_bytes", last.kv_bytes}};
+    Json entry = {{"arm", arm.name},
+                  {"tokens", tokens},
+                  {"median_ms", median(ms)},
+                  {"all_ms", ms},
+                  {"against_llama_cpp", plain_ms / median(ms)},
+                  {"guide_ms", last.guide_ms},
+                  {"guide_share", last.guide_ms / (last.ms - last.guide_ms)},
+                  {"evict_share", last.evict_ms / last.ms},
+                  {"kv_bytes", last.kv_bytes}};
+    if (arm.cache) {
+      entry["rule"] = json_of(*arm.cache);
+      entry["prefill"] = to_string(arm.prefill);
+    }
+    return entry;
   }
 
   Options o_;
   llama_model* model_;
-  ModelSpec spec_;
   std::vector<Arm> arms_;
   Tokens text_;
 };

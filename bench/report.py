@@ -17,11 +17,17 @@ def head(benchmark: str) -> dict[str, str]:
     return {"benchmark": benchmark, "cpu": cpu_name(), "date": date}
 
 
+def quantile(ms: list[float], share: float) -> float:
+    """Of sorted values; between two of them in proportion, as eval/measure.h has it."""
+    below = int(at := share * (len(ms) - 1))
+    above = min(below + 1, len(ms) - 1)
+    return ms[below] + (at - below) * (ms[above] - ms[below])
+
+
 def spread(ms: list[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile."""
-    ms = sorted(ms)
     shares = {"median_ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
-    return {name: ms[int(share * (len(ms) - 1))] for name, share in shares.items()}
+    return {name: quantile(sorted(ms), share) for name, share in shares.items()}
 
 
 def write(report: dict, path: str | None) -> None:
