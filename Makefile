@@ -4,6 +4,7 @@
 TOOL := build/release/morphkv
 MINUTES := 5
 FIGURES := docs/data/performance
+QUALITY_PAGES := docs/quality.md docs/guided.md README.md
 SOURCE_DIRS := include src integrations apps eval tests bench examples python
 
 .PHONY: help setup configure build demo model test test-soak test-reference bench eval eval-full eval-gemma \
@@ -69,14 +70,14 @@ bench: build ## run the benchmarks and write docs/performance.md
 eval: build ## measure what is remembered, a small version (15 minutes): build/eval/report.html
 	@$(TOOL) eval -m "$$(scripts/setup model)" -o build/eval --quick -t "$$(nproc)"
 
-eval-full: build ## the published one: docs/quality.md (hours; goes on where it ended)
+eval-full: build ## the published one: docs/quality.md, guided.md (hours; goes on where it ended)
 	@eval/publish "$$(scripts/setup model)" docs/data/quality/smollm2 \
-	  whole stream guided short far text long openvino -- -t "$$(nproc)"
-	@python3 eval/quality_tables.py docs/quality.md
+	  whole stream guided codes codes_far short far text long openvino -- -t "$$(nproc)"
+	@python3 eval/quality_tables.py $(QUALITY_PAGES)
 
 eval-gemma: build ## the same for Gemma 3 270M, which is fetched for it
 	@eval/publish "$$(scripts/setup gemma)" docs/data/quality/gemma gemma -- -t "$$(nproc)"
-	@python3 eval/quality_tables.py docs/quality.md
+	@python3 eval/quality_tables.py $(QUALITY_PAGES)
 
 format: ## format the sources in place
 	@find $(SOURCE_DIRS) -name '*.h' -o -name '*.cc' | xargs clang-format -i

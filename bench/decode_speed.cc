@@ -48,14 +48,14 @@ struct Arm {
 
 // A lane on its way through a text.
 struct Track {
-  Track(const Arm& arm_, const llama_model* model, std::span<const llama_token> text_, int threads)
-      : arm(arm_),
-        text(text_),
+  Track(const Arm& rule, const llama_model* model, std::span<const llama_token> whole, int threads)
+      : arm(rule),
+        text(whole),
         lane(model,
              {.threads = threads,
               .micro_batch = kMicroBatch,
-              .tokens = arm_.cache ? 0 : static_cast<int>(text_.size())},
-             arm_.cache) {}
+              .tokens = rule.cache ? 0 : static_cast<int>(whole.size())},
+             rule.cache) {}
 
   // Evicts after each micro-batch.
   void read_to(int end) {

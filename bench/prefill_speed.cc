@@ -78,7 +78,7 @@ Read read_plain(const llama_model* model, TokenSpan prompt, int threads) {
 
 Read read_bounded(llama_model* model, const Arm& arm, TokenSpan prompt, int threads) {
   SessionOptions o;
-  o.evictor.cache = *arm.cache;
+  o.cache = *arm.cache;
   o.prefill = arm.prefill;
   o.sampling.temperature = 0.0f;
   o.max_tokens = 1;

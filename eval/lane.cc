@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "morphkv/llama_cpp/engine_context.h"
+
 #include "measure.h"
 
 namespace morphkv::eval {
@@ -17,22 +19,14 @@ std::size_t plain_kv_bytes(const llama_model* model, int tokens) {
 Lane::Lane(const llama_model* model, const LaneShape& shape,
            const std::optional<CacheConfig>& cache)
     : n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))), cancelled_(shape.cancelled) {
-  llama_context_params params = llama_context_default_params();
+  llama_context_params params = llama_cpp::context_params(shape.threads, shape.micro_batch);
   params.n_ctx = static_cast<std::uint32_t>(std::max(shape.tokens, shape.micro_batch));
-  params.n_batch = params.n_ubatch = static_cast<std::uint32_t>(shape.micro_batch);
-  params.n_threads = params.n_threads_batch = shape.threads;
-  params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-  params.no_perf = true;
   params.swa_full = false;  // as a bounded context has it
   if (cache) {
     evictor_.emplace(model, llama_cpp::EvictorOptions{.cache = *cache});
     evictor_->attach(params, shape.tokens, shape.guide);
   }
-  context_.reset(llama_init_from_model(const_cast<llama_model*>(model), params));
-  if (!context_) {
-    throw llama_cpp::EngineError("llama.cpp could not make a context of " +
-                                 std::to_string(params.n_ctx) + " cells");
-  }
+  context_ = llama_cpp::make_context(model, params);
   if (evictor_) evictor_->bind(context_.get());
 }
 

@@ -1,12 +1,14 @@
-"""Puts the figures of `morphkv eval` into a Markdown page.
+"""Puts the figures of `morphkv eval` into Markdown pages.
 
-Usage: quality_tables.py PAGE.md [--check]
-Each part of the page between a line `<!-- figures FILE key=value ... -->` and the next `<!-- end -->` is replaced by
+Usage: quality_tables.py PAGE.md... [--check]
+Each part of a page between a line `<!-- figures FILE key=value ... -->` and the next `<!-- end -->` is replaced by
 the table that the line asks for. FILE is a results.json, beside the page or below its folder. Keys:
   mode    whole, guided, stream, generate, text
   tokens  length of the documents; left out: all that the file has
   task    a task, or several with commas between; left out: all
   budget  with it, rows are arms and columns tasks; left out: columns are budgets
+  table   answers: of one task, how many answers and how many of their tokens are right, and the memory; lengths: how
+          many answers are right at each length of the documents. Rows are arms and budgets, with the number asked
 An arm that was not asked the same questions as streaming has no figure there, and the full cache's is that of those
 questions. With --check nothing is written, and the exit code is 1 when the page is out of date.
 """
@@ -142,8 +144,50 @@ def text_figures(figures, budget):
     yield f"\nPerplexity at {budget} rows over {tokens} tokens; KL divergence from the full cache in nats a token."
 
 
+def counted(cell):
+    """Of a task whose answers have one part."""
+    return f"{cell['score']['mean'] * cell['trials']:.0f} of {cell['trials']}"
+
+
+def mib(size):
+    return f"{size / 2**20:.1f} MiB"
+
+
+def by_rule(cells):
+    """By arm and rows, then by length: the full cache first, the simplest rules last, most rows first."""
+    place = {"full": 0, "streaming": 2, "random": 3}
+    rules = collections.defaultdict(dict)
+    for cell in sorted(cells, key=lambda c: (place.get(c["arm"], 1), -c["budget"], c["tokens"])):
+        if cell["arm"] != "control":
+            rules[cell["arm"], str(cell["budget"] or "all")][cell["tokens"]] = cell
+    return rules
+
+
+def answers(figures):
+    rows = [[arm, rows, counted(cell),
+             f"{cell['measures']['tokens_right']['mean'] * cell['trials']:.0f} of {cell['tokens_judged']}",
+             mib(cell["kv_bytes_kept"]), mib(cell["kv_bytes_allocated"])]
+            for (arm, rows), by_length in by_rule(figures.cells).items() for cell in by_length.values()]
+    yield from table(["cache", "rows", "right", "answer tokens right", "KV kept", "KV at most"], rows)
+
+
+def answers_by_length(figures):
+    rules = by_rule(figures.cells)
+    lengths = sorted({cell["tokens"] for cell in figures.cells})
+    rows = [[arm, rows] + [counted(by_length[n]) if n in by_length else "-" for n in lengths]
+            + [mib(by_length[lengths[-1]]["kv_bytes_allocated"]) if lengths[-1] in by_length else "-"]
+            for (arm, rows), by_length in rules.items()]
+    yield from table(["cache", "rows"] + [f"{n:,} tokens" for n in lengths]
+                     + [f"KV memory allocated at {lengths[-1]:,}"], rows)
+
+
+TABLES = {"answers": answers, "lengths": answers_by_length}
+
+
 def figures_for(path, keys):
     figures = Figures(path, keys)
+    if "table" in keys:
+        return TABLES[keys["table"]](figures)
     budget = int(keys["budget"]) if "budget" in keys else None
     if keys["mode"] == "text":
         return text_figures(figures, budget)
@@ -152,20 +196,25 @@ def figures_for(path, keys):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("page", type=pathlib.Path)
+    parser.add_argument("pages", type=pathlib.Path, nargs="+", metavar="PAGE.md")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    text = args.page.read_text()
+    outdated = []
+    for page in args.pages:
+        text = page.read_text()
 
-    def replace(match):
-        keys = collections.OrderedDict(word.split("=", 1) for word in match["keys"].split())
-        lines = figures_for(args.page.parent / match["file"], keys)
-        return match[1] + "\n" + "\n".join(lines) + "\n\n" + match[4]
+        def replace(match):
+            keys = dict(word.split("=", 1) for word in match["keys"].split())
+            lines = figures_for(page.parent / match["file"], keys)
+            return match[1] + "\n" + "\n".join(lines) + "\n\n" + match[4]
 
-    updated = MARK.sub(replace, text)
-    if args.check:
-        sys.exit(updated != text and f"{args.page} is out of date: run {sys.argv[0]} {args.page}")
-    args.page.write_text(updated)
+        updated = MARK.sub(replace, text)
+        if args.check:
+            outdated += [str(page)] if updated != text else []
+        else:
+            page.write_text(updated)
+    if outdated:
+        sys.exit(f"out of date: {', '.join(outdated)}; run {sys.argv[0]} {' '.join(outdated)}")
 
 
 if __name__ == "__main__":

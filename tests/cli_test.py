@@ -174,7 +174,7 @@ class PromptTest(CliTest):
 
 
 class GuideTest(CliTest):
-    """What a guide is, and what it costs; whether it helps is left to DemoTest and bench/recall."""
+    """What a guide is, and what it costs; whether it helps is left to DemoTest and morphkv eval."""
     BASE = ("-p", FILLER * 20 + "What do we walk along?", "--budget", "64", "-n", "4",
             "--ignore-eos", "--temp", "0")
 

@@ -1,6 +1,6 @@
 // Codes of four digits in prose that does not say that it has any: "The code of the blue locker is
 // 4817." one-code: a single one, at another depth in each of 24 documents. eight-codes: eight of
-// them, evenly spread, of which one is asked for, in each of eight documents another one.
+// them, evenly spread. One is asked for, in each of eight documents another one.
 #include "all.h"
 #include "build_text.h"
 
