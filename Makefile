@@ -1,5 +1,5 @@
 # The commands of everyday work. CMake builds; scripts/setup brings what a bare machine lacks.
-# (CMake asks scripts/setup for llama.cpp and the tests' model by itself.)
+# (CMake asks scripts/setup for llama.cpp by itself, and CTest for the tests' model.)
 
 TOOL := build/release/morphkv
 MINUTES := 5
@@ -7,7 +7,7 @@ FIGURES := docs/data/performance
 QUALITY_PAGES := docs/quality.md docs/guided.md README.md
 SOURCE_DIRS := include src integrations apps eval tests bench examples python
 
-.PHONY: help setup configure build demo model test test-soak test-reference bench eval eval-full eval-gemma \
+.PHONY: help setup configure build demo model check test test-soak test-reference bench eval eval-full eval-gemma \
   format tidy clean
 
 help: ## list these targets
@@ -36,10 +36,14 @@ demo: configure ## set up, build, and answer from a prompt five times longer tha
 model: setup ## print the path of the test model, fetching it if need be
 	@scripts/setup model
 
-test: build ## set up, build and run every test
+check: configure ## the quick loop: build and run the unit tests, which need no model (90 seconds)
+	@cmake --build --preset release --target unit_tests
+	@tests/run_ctest --preset release -L unit -j "$$(nproc)"
+
+test: build ## set up, build and run every test (20 minutes)
 	@scripts/setup cross
 	@scripts/setup browser
-	@ctest --preset release
+	@tests/run_ctest --preset release -j "$$(nproc)"
 
 test-soak: configure ## random clients against the server for 5 minutes (MINUTES=30: longer)
 	@cmake --build --preset release --target morphkv_cli
