@@ -4,7 +4,7 @@
 TOOL := build/release/morphkv
 MINUTES := 5
 FIGURES := docs/data/performance
-QUALITY_PAGES := docs/quality.md docs/guided.md README.md
+QUALITY_PAGES := docs/quality.md docs/guided.md
 SOURCE_DIRS := include src integrations apps eval tests bench examples python
 
 .PHONY: help setup configure build demo model check test test-soak test-reference bench eval eval-full eval-gemma \

@@ -27,8 +27,15 @@ add_custom_target(unit_tests)
 # Sets <out> to the properties of a test with this label. Tests of label `model` find the model's
 # path in the environment variable MORPHKV_TEST_MODEL.
 #
-# The engine's threads sleep when they wait for one another: left alone, those of OpenMP spin, each
-# in the way of the one that it waits for as soon as the machine has other work.
+# The engine's threads sleep when they wait for one another (OMP_WAIT_POLICY). Left alone those of
+# OpenMP spin, each in the way of the one that it waits for as soon as the machine has other work.
+# Seconds of Slots.ATurnThatEndsEarlyTouchesNoOther, with two threads on two cores:
+#                                     quiet   beside a busy process   beside builds, load 6 to 8
+#   as OpenMP has it                   5.8          194                      174
+#   OMP_WAIT_POLICY=passive            7.2                                    13
+#   GOMP_SPINCOUNT=1000, 10000                                                17, 55
+#   OMP_THREAD_LIMIT=1                 8.1                                    16
+# The limit would leave no test with two threads.
 function(morphkv_test_properties label out)
   if(label STREQUAL "model")
     set(properties TIMEOUT 1800 FIXTURES_REQUIRED test_model

@@ -7,8 +7,8 @@ the table that the line asks for. FILE is a results.json, beside the page or bel
   tokens  length of the documents; left out: all that the file has
   task    a task, or several with commas between; left out: all
   budget  with it, rows are arms and columns tasks; left out: columns are budgets
-  table   answers: of one task, how many answers and how many of their tokens are right, and the memory; lengths: how
-          many answers are right at each length of the documents. Rows are arms and budgets, with the number asked
+  table   answers: of one task, how many answers and how many of their tokens are right, and the memory; rows are arms
+          and budgets
 An arm that was not asked the same questions as streaming has no figure there, and the full cache's is that of those
 questions. With --check nothing is written, and the exit code is 1 when the page is out of date.
 """
@@ -154,40 +154,24 @@ def mib(size):
 
 
 def by_rule(cells):
-    """By arm and rows, then by length: the full cache first, the simplest rules last, most rows first."""
+    """The full cache first, the simplest rules last, most rows first."""
     place = {"full": 0, "streaming": 2, "random": 3}
-    rules = collections.defaultdict(dict)
-    for cell in sorted(cells, key=lambda c: (place.get(c["arm"], 1), -c["budget"], c["tokens"])):
-        if cell["arm"] != "control":
-            rules[cell["arm"], str(cell["budget"] or "all")][cell["tokens"]] = cell
-    return rules
+    return sorted((c for c in cells if c["arm"] != "control"),
+                  key=lambda c: (place.get(c["arm"], 1), -c["budget"], c["tokens"]))
 
 
 def answers(figures):
-    rows = [[arm, rows, counted(cell),
+    rows = [[cell["arm"], str(cell["budget"] or "all"), counted(cell),
              f"{cell['measures']['tokens_right']['mean'] * cell['trials']:.0f} of {cell['tokens_judged']}",
              mib(cell["kv_bytes_kept"]), mib(cell["kv_bytes_allocated"])]
-            for (arm, rows), by_length in by_rule(figures.cells).items() for cell in by_length.values()]
+            for cell in by_rule(figures.cells)]
     yield from table(["cache", "rows", "right", "answer tokens right", "KV kept", "KV at most"], rows)
-
-
-def answers_by_length(figures):
-    rules = by_rule(figures.cells)
-    lengths = sorted({cell["tokens"] for cell in figures.cells})
-    rows = [[arm, rows] + [counted(by_length[n]) if n in by_length else "-" for n in lengths]
-            + [mib(by_length[lengths[-1]]["kv_bytes_allocated"]) if lengths[-1] in by_length else "-"]
-            for (arm, rows), by_length in rules.items()]
-    yield from table(["cache", "rows"] + [f"{n:,} tokens" for n in lengths]
-                     + [f"KV memory allocated at {lengths[-1]:,}"], rows)
-
-
-TABLES = {"answers": answers, "lengths": answers_by_length}
 
 
 def figures_for(path, keys):
     figures = Figures(path, keys)
-    if "table" in keys:
-        return TABLES[keys["table"]](figures)
+    if keys.get("table") == "answers":
+        return answers(figures)
     budget = int(keys["budget"]) if "budget" in keys else None
     if keys["mode"] == "text":
         return text_figures(figures, budget)
