@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "archive.h"
+#include "morphkv/archive.h"
 #include "measure.h"
 #include "morphkv/version.h"
 

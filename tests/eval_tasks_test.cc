@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "archive.h"
+#include "morphkv/archive.h"
 #include "prose.h"
 #include "task.h"
 

@@ -1,4 +1,5 @@
-#include "chat_command.h"
+// `morphkv chat`: a conversation in the terminal that may go on for ever in constant memory.
+#include "commands.h"
 
 #include <algorithm>
 #include <chrono>
@@ -178,11 +179,23 @@ void converse(Conversation& conversation) {
 
 }  // namespace
 
+namespace {
+
+class ChatCommand final : public Command {
+ public:
+  explicit ChatCommand(CLI::App& app);
+  int run() override;
+
+ private:
+  ChatOptions options_;
+};
+
+}  // namespace
+
 ChatCommand::ChatCommand(CLI::App& app)
-    : command_(app.add_subcommand(
-          "chat", "Talk with a model in the terminal; memory stays constant however long.")),
-      options_(std::make_unique<ChatOptions>()) {
-  ChatOptions& o = *options_;
+    : Command(app.add_subcommand(
+          "chat", "Talk with a model in the terminal; memory stays constant however long.")) {
+  ChatOptions& o = options_;
   auto* group = command_->add_option_group("Conversation");
   group
       ->add_option("-m,--model", o.model,
@@ -204,10 +217,8 @@ ChatCommand::ChatCommand(CLI::App& app)
                    "go on beyond the length the model was trained for");
 }
 
-ChatCommand::~ChatCommand() = default;
-
 int ChatCommand::run() {
-  ChatOptions& o = *options_;
+  ChatOptions& o = options_;
   EngineLog log;
   log.verbose = o.verbose;
   log.install();
@@ -232,6 +243,10 @@ int ChatCommand::run() {
     converse(conversation);
     return 0;
   });
+}
+
+std::unique_ptr<Command> make_chat_command(CLI::App& app) {
+  return std::make_unique<ChatCommand>(app);
 }
 
 }  // namespace morphkv::cli

@@ -1,4 +1,5 @@
-#include "eval_command.h"
+// `morphkv eval`: how much each rule remembers on a model, as JSON, a table and a page.
+#include "commands.h"
 
 #include <algorithm>
 #include <array>
@@ -231,10 +232,22 @@ void report(const std::string& folder, const Results& results) {
 
 }  // namespace
 
+namespace {
+
+class EvalCommand final : public Command {
+ public:
+  explicit EvalCommand(CLI::App& app);
+  int run() override;
+
+ private:
+  EvalOptions options_;
+};
+
+}  // namespace
+
 EvalCommand::EvalCommand(CLI::App& app)
-    : command_(app.add_subcommand("eval", "Measure how much each rule remembers on a model.")),
-      options_(std::make_unique<EvalOptions>()) {
-  EvalOptions& o = *options_;
+    : Command(app.add_subcommand("eval", "Measure how much each rule remembers on a model.")) {
+  EvalOptions& o = options_;
   Plan& plan = o.plan;
   command_->footer(kAbout);
   command_->add_option("-m,--model", o.model, "GGUF model file")->type_name("FILE");
@@ -271,10 +284,8 @@ EvalCommand::EvalCommand(CLI::App& app)
   command_->add_flag("-v,--verbose", o.verbose, "show the engine's log");
 }
 
-EvalCommand::~EvalCommand() = default;
-
 int EvalCommand::run() {
-  EvalOptions& o = *options_;
+  EvalOptions& o = options_;
   if (o.list) {
     print_list();
     return 0;
@@ -318,6 +329,10 @@ int EvalCommand::run() {
     if (stopped) std::fputs("interrupted: the same command goes on from here\n", stderr);
     return stopped ? 130 : 0;
   });
+}
+
+std::unique_ptr<Command> make_eval_command(CLI::App& app) {
+  return std::make_unique<EvalCommand>(app);
 }
 
 }  // namespace morphkv::cli

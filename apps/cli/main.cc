@@ -2,47 +2,58 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "chat_command.h"
-#include "eval_command.h"
+#include "commands.h"
 #include "morphkv/settings.h"
 #include "morphkv/version.h"
-#include "run_command.h"
-#include "serve_command.h"
-#include "topic_shift_command.h"
+
+using morphkv::cli::Command;
+
+std::string Command::name() const {
+  const CLI::App* parent = command_->get_parent();
+  return (parent->get_parent() == nullptr ? "" : parent->get_name() + " ") + command_->get_name();
+}
 
 namespace {
 
-// Help on standard output with code 0; everything else is one line on standard error with code 2.
-int report(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) return app.exit(error);
-  const char* command = "run";
-  for (const char* name : {"eval", "serve", "chat"}) {
-    if (app.got_subcommand(name)) command = name;
+class SettingsCommand final : public Command {
+ public:
+  explicit SettingsCommand(CLI::App& app)
+      : Command(app.add_subcommand(
+            "settings",
+            "Show what the cache can be told: names, limits, values in each profile.")) {}
+  int run() override {
+    std::fputs(morphkv::settings_table().c_str(), stdout);
+    return 0;
   }
-  if (app.got_subcommand("bench")) command = "bench topic-shift";
-  std::fprintf(stderr, "morphkv: error: %s (morphkv %s --help shows every option)\n", error.what(),
-               command);
-  return 2;
-}
+};
 
 }  // namespace
 
+std::unique_ptr<Command> morphkv::cli::make_settings_command(CLI::App& app) {
+  return std::make_unique<SettingsCommand>(app);
+}
+
 int main(int argc, char** argv) {
+  using namespace morphkv::cli;  // NOLINT: the program is about its types
   CLI::App app("Large language models with a KV cache of constant size.", "morphkv");
   app.set_version_flag("--version", "morphkv " + std::string(morphkv::kVersion));
   app.require_subcommand(0, 1);  // its own message for none would not name a wrong word
-  morphkv::cli::RunCommand run(app);
-  morphkv::cli::ChatCommand chat(app);
-  morphkv::cli::ServeCommand serve(app);
-  morphkv::cli::EvalCommand eval(app);
+  std::vector<std::unique_ptr<Command>> commands;
+  for (const auto make : {make_run_command, make_chat_command, make_serve_command,
+                          make_eval_command}) {
+    commands.push_back(make(app));
+  }
   CLI::App* bench = app.add_subcommand("bench", "Experiments that need no model.");
   bench->require_subcommand(1);
-  morphkv::cli::TopicShiftCommand topic_shift(*bench);
-  const CLI::App* settings = app.add_subcommand(
-      "settings", "Show what the cache can be told: names, limits, values in each profile.");
+  commands.push_back(make_topic_shift_command(*bench));
+  commands.push_back(make_settings_command(app));
+  const auto chosen = [&] {
+    return std::ranges::find_if(commands, [](const auto& command) { return command->chosen(); });
+  };
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
   arguments = morphkv::cli::expand_short_options(std::move(arguments));
@@ -50,21 +61,22 @@ int main(int argc, char** argv) {
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {
-    return report(app, error);
+    // Help on standard output with code 0; all else is one line on standard error with code 2.
+    if (error.get_exit_code() == 0) return app.exit(error);
+    const auto command = chosen();
+    const char* group = bench->parsed() ? "bench topic-shift" : "run";
+    const std::string name = command == commands.end() ? group : (*command)->name();
+    std::fprintf(stderr, "morphkv: error: %s (morphkv %s --help shows every option)\n",
+                 error.what(), name.c_str());
+    return 2;
   }
-  if (app.get_subcommands().empty()) {
+  const auto command = chosen();
+  if (command == commands.end()) {
     std::fputs(
-        "morphkv: error: no command: give run, chat, serve, eval, bench or settings (morphkv --help says "
-        "more)\n",
+        "morphkv: error: no command: give run, chat, serve, eval, bench or settings (morphkv "
+        "--help says more)\n",
         stderr);
     return 2;
   }
-  if (settings->parsed()) {
-    std::fputs(morphkv::settings_table().c_str(), stdout);
-    return 0;
-  }
-  if (topic_shift.chosen()) return topic_shift.run();
-  if (chat.chosen()) return chat.run();
-  if (serve.chosen()) return serve.run();
-  return eval.chosen() ? eval.run() : run.run();
+  return (*command)->run();
 }

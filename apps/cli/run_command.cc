@@ -1,4 +1,5 @@
-#include "run_command.h"
+// `morphkv run`: one prompt, one answer, in constant memory.
+#include "commands.h"
 
 #include <algorithm>
 #include <array>
@@ -347,6 +348,15 @@ class Output {
   int error_ = 0;
 };
 
+RunRecord record_of(const RunOptions& o) {
+  RunRecord record;
+  record.model = o.model;
+  record.settings = o.settings;
+  record.options = o.session;
+  record.peak_rss_bytes = peak_rss_bytes();
+  return record;
+}
+
 // `saved`: what --save-session is to write.
 RunRecord answer(const RunOptions& o, const llama_model* model, PreparedTurn& prepared,
                  Output& output, EngineLog& log, std::string& saved) {
@@ -360,7 +370,7 @@ RunRecord answer(const RunOptions& o, const llama_model* model, PreparedTurn& pr
   }
   Progress progress;
   TextStream stream;
-  RunRecord record{o.model, o.settings, o.session, {}, {}, 0};
+  RunRecord record = record_of(o);
   const auto print = [&](const std::string& text) {
     record.text += text;
     output.write(text);
@@ -401,19 +411,29 @@ std::vector<std::string> expand_short_options(std::vector<std::string> arguments
   return arguments;
 }
 
+namespace {
+
+class RunCommand final : public Command {
+ public:
+  explicit RunCommand(CLI::App& app);
+  int run() override;
+
+ private:
+  RunOptions options_;
+};
+
+}  // namespace
+
 RunCommand::RunCommand(CLI::App& app)
-    : command_(app.add_subcommand("run",
-                                  "Answer one prompt; memory stays constant however long it is.")),
-      options_(std::make_unique<RunOptions>()) {
-  add_input_options(command_, *options_);
-  add_reading_options(command_, *options_);
-  add_engine_options(command_, *options_);
+    : Command(app.add_subcommand("run",
+                                  "Answer one prompt; memory stays constant however long it is.")) {
+  add_input_options(command_, options_);
+  add_reading_options(command_, options_);
+  add_engine_options(command_, options_);
 }
 
-RunCommand::~RunCommand() = default;
-
 int RunCommand::run() {
-  RunOptions& o = *options_;
+  RunOptions& o = options_;
   EngineLog log;
   log.verbose = o.verbose;
   log.install();
@@ -423,7 +443,7 @@ int RunCommand::run() {
     install_interrupt();  // not before: Ctrl-C while the prompt is typed ends at once
     const ModelPtr model = load_weights(o.model, o.n_gpu_layers);
     if (model) log.opened();
-    RunRecord record{o.model, o.settings, o.session, {}, {}, peak_rss_bytes()};
+    RunRecord record = record_of(o);
     Output output;
     std::string saved;
     if (model) {
@@ -445,6 +465,10 @@ int RunCommand::run() {
     if (output.broken()) return fail(1, "standard output cannot be written: " + output.reason());
     return 0;
   });
+}
+
+std::unique_ptr<Command> make_run_command(CLI::App& app) {
+  return std::make_unique<RunCommand>(app);
 }
 
 }  // namespace morphkv::cli

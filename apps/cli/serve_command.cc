@@ -1,4 +1,5 @@
-#include "serve_command.h"
+// `morphkv serve`: many sessions, each in constant memory, behind an OpenAI-compatible API.
+#include "commands.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -129,17 +130,27 @@ void serve(server::HttpServer& http, server::EngineService& engine) {
 
 }  // namespace
 
-ServeCommand::ServeCommand(CLI::App& app)
-    : command_(app.add_subcommand(
-          "serve", "Answer many clients over HTTP (OpenAI-compatible), each in constant memory.")),
-      options_(std::make_unique<ServeOptions>()) {
-  add_server_options(command_, *options_);
-  add_cache_options(command_->add_option_group("Cache", "What each KV head of a slot keeps"),
-                    options_->cache);
-  add_engine_options(command_, *options_);
-}
+namespace {
 
-ServeCommand::~ServeCommand() = default;
+class ServeCommand final : public Command {
+ public:
+  explicit ServeCommand(CLI::App& app);
+  int run() override;
+
+ private:
+  ServeOptions options_;
+};
+
+}  // namespace
+
+ServeCommand::ServeCommand(CLI::App& app)
+    : Command(app.add_subcommand(
+          "serve", "Answer many clients over HTTP (OpenAI-compatible), each in constant memory.")) {
+  add_server_options(command_, options_);
+  add_cache_options(command_->add_option_group("Cache", "What each KV head of a slot keeps"),
+                    options_.cache);
+  add_engine_options(command_, options_);
+}
 
 namespace {
 
@@ -157,7 +168,7 @@ void keep_heaps_small() {
 
 int ServeCommand::run() {
   keep_heaps_small();
-  ServeOptions& o = *options_;
+  ServeOptions& o = options_;
   EngineLog log;
   log.verbose = o.verbose;
   log.install();
@@ -193,6 +204,10 @@ int ServeCommand::run() {
     serve(http, engine);
     return 0;
   });
+}
+
+std::unique_ptr<Command> make_serve_command(CLI::App& app) {
+  return std::make_unique<ServeCommand>(app);
 }
 
 }  // namespace morphkv::cli

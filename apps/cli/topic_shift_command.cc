@@ -1,4 +1,5 @@
-#include "topic_shift_command.h"
+#include "commands.h"
+#include "topic_shift.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -79,9 +80,23 @@ void print_table(const TopicShiftGeometry& g, const std::vector<TopicShiftArm>& 
 
 }  // namespace
 
+namespace {
+
+class TopicShiftCommand final : public Command {
+ public:
+  explicit TopicShiftCommand(CLI::App& bench);
+  int run() override;
+
+ private:
+  TopicShiftGeometry geometry_;
+  std::string json_;
+};
+
+}  // namespace
+
 TopicShiftCommand::TopicShiftCommand(CLI::App& bench)
-    : command_(bench.add_subcommand("topic-shift",
-                                    "Which rows survive a change of topic, with random keys.")) {
+    : Command(bench.add_subcommand("topic-shift",
+                                   "Which rows survive a change of topic, with random keys.")) {
   command_->footer(kGeometry);
   TopicShiftGeometry& g = geometry_;
   const auto number = [this](const char* name, auto& target, const char* help) {
@@ -115,6 +130,10 @@ int TopicShiftCommand::run() {
     std::fprintf(stderr, "morphkv: error: %s\n", error.what());
     return 1;
   }
+}
+
+std::unique_ptr<Command> make_topic_shift_command(CLI::App& bench) {
+  return std::make_unique<TopicShiftCommand>(bench);
 }
 
 }  // namespace morphkv::cli

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "../prose.h"
-#include "archive.h"
+#include "morphkv/archive.h"
 
 namespace morphkv::eval {
 namespace {
