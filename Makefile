@@ -7,8 +7,8 @@ FIGURES := docs/data/performance
 QUALITY_PAGES := docs/quality.md docs/guided.md
 SOURCE_DIRS := include src integrations apps eval tests bench examples python
 
-.PHONY: help setup configure build demo model check test test-soak test-reference bench eval eval-full eval-gemma \
-  format tidy clean
+.PHONY: help setup configure build demo model check test test-soak test-reference bench eval \
+  eval-full eval-gemma format tidy clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
