@@ -110,13 +110,11 @@ def test_a_guided_prompt_keeps_what_its_end_asks_for_and_the_guide_leaves_no_tra
     # The same with a copy of the caches for each guide.
     plain = morphkv.mlx.make_prompt_cache(model, budget=64)
     for done in range(0, 280, 40):
-        for cache in plain:
-            cache._call = "extend_and_fetch"
-        model(prompt[None, done : done + 40], cache=plain)
+        with morphkv.mlx._each_call_is(morphkv.MorphKVCache.extend_and_fetch, plain):
+            model(prompt[None, done : done + 40], cache=plain)
         asked = copy.deepcopy(plain)
-        for cache in asked:
-            cache._call = "guide_and_fetch"
-        model(prompt[None, -10:], cache=asked)
+        with morphkv.mlx._each_call_is(morphkv.MorphKVCache.guide_and_fetch, asked):
+            model(prompt[None, -10:], cache=asked)
         for cache, with_guide in zip(plain, asked):
             with_guide._cache.evict()
             kept = set(with_guide.positions.flatten().tolist())
