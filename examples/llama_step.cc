@@ -1,4 +1,4 @@
-// A decode loop of one's own with llama.cpp, in constant memory: three lines of it belong to
+// A decode loop of one's own with llama.cpp, in constant memory: four lines of it belong to
 // morphkv (marked >>>). Usage: llama_step MODEL.gguf [TOKENS]. Generates TOKENS tokens at a budget
 // of 64 rows per KV head.
 #include <llama.h>

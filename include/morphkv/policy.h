@@ -1,6 +1,6 @@
 // The family of scoring rules. A policy scores the rows of one head; who is protected, who leaves
 // and where rows go is not its business (victim.h, row_moves.h). To add one: implement HeadPolicy
-// and Policy in src/policies, and name it in policy.cc, or hand your own to LayerRetention.
+// and Policy in src/policies, and name it in policies.cc, or hand your own to LayerRetention.
 #pragma once
 
 #include <memory>
