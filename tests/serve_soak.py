@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """A soak of `morphkv serve`: random clients for some minutes, and every answer is checked.
 
-An oracle, a fresh process with one slot, answers the same requests beforehand, one by one, at
-temperature 0. Batches of another size round otherwise, so an answer may leave the oracle's at a
-near tie: its first other token must be within 0.05 of the likeliest there. `--memory` measures the
-peak memory after 10 and after 200 requests instead. Standard library only.
+An oracle, a fresh process with two slots of which only one is used, answers the same requests
+beforehand, one by one, at temperature 0. (A single slot reads more tokens at once than slots that
+share their steps.) Batches of another size round otherwise, so an answer may leave the oracle's at
+a near tie: its first other token must be within 0.05 of the likeliest there. `--memory` measures
+the peak memory after 10 and after 200 requests instead. Standard library only.
 """
 
 import argparse
@@ -144,7 +145,7 @@ class Oracle:
         self.server = server
 
     def ask(self, case):
-        reply = self.server.post(case.path, case.body | case.top)
+        reply = self.server.post(case.path, case.body | case.top | {"slot": 0})
         if reply.status != 200:
             raise RuntimeError(f"the oracle refused '{case.name}': {reply.body.decode()}")
         turn = turn_of(reply.body, False)
@@ -421,7 +422,7 @@ def soak(options):
     if options.batch_size:
         common += ["-b", str(options.batch_size)]
     print("soak: the oracle answers first", file=sys.stderr, flush=True)
-    oracle = Server(options.tool, options.model, *common, "--slots", "1", threads=options.threads)
+    oracle = Server(options.tool, options.model, *common, "--slots", "2", threads=options.threads)
     try:
         begin = time.monotonic()
         conversations = Oracle(oracle).fill(cases())
