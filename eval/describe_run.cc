@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "morphkv/archive.h"
 #include "measure.h"
+#include "morphkv/archive.h"
 #include "morphkv/version.h"
 
 namespace morphkv::eval {

@@ -4,9 +4,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "morphkv/llama_cpp/engine_context.h"
-
 #include "measure.h"
+#include "morphkv/llama_cpp/engine_context.h"
 
 namespace morphkv::eval {
 

@@ -74,7 +74,8 @@ TEST(Arm, WhatIsWrongIsNamed) {
   EXPECT_NE(refusal("morphkv window=x").find("window 'x' is no whole number"), std::string::npos);
   EXPECT_NE(refusal("morphkv window=3.5").find("window '3.5'"), std::string::npos);
   EXPECT_NE(refusal("morphkv window").find("'window' is no key=value"), std::string::npos);
-  EXPECT_NE(refusal("morphkv fuse=sum").find("fuse 'sum' is not known: use one of mean, max"), std::string::npos);
+  EXPECT_NE(refusal("morphkv fuse=sum").find("fuse 'sum' is not known: use one of mean, max"),
+            std::string::npos);
   EXPECT_NE(refusal("morphkv queries=values").find("queries 'values'"), std::string::npos);
   EXPECT_NE(refusal("morphkv guide=some").find("guide 'some'"), std::string::npos);
   EXPECT_NE(refusal("morphkv recent=100%").find("recent 100 %"), std::string::npos);

@@ -15,7 +15,8 @@ namespace {
 
 using Tokens = std::vector<llama_token>;
 
-// --- Sizes ----------------------------------------------------------------------------------------
+// --- Sizes
+// ----------------------------------------------------------------------------------------
 
 TEST(GuidePlan, AUsualGuideTakesAnEighthOfACallAndThePieceTheRest) {
   const Tokens prompt = test::noise_tokens(1000, 96);
@@ -43,25 +44,28 @@ TEST(GuidePlan, APieceIsAtLeastHalfOfACallAndWithTextsAtLeastTheTail) {
   EXPECT_EQ(plan.tail, 60);
   EXPECT_EQ(plan.piece, 60);
   EXPECT_EQ(plan_guides({.tokens = prompt, .guides = texts}, 0, 64, 64).piece, 32);
-  EXPECT_EQ(plan_guides({.tokens = prompt, .guides = texts, .end_guides_too = true}, 60, 64, 64)
-                .guide,
-            60);
+  EXPECT_EQ(
+      plan_guides({.tokens = prompt, .guides = texts, .end_guides_too = true}, 60, 64, 64).guide,
+      60);
 }
 
-// --- Reading --------------------------------------------------------------------------------------
+// --- Reading
+// --------------------------------------------------------------------------------------
 
 class Reading : public testing::Test {
  protected:
   Reading() : model_(test::make_tiny_model({})), prompt_(test::noise_tokens(150, 96)) {}
 
-  // "64 64+ ..." : sizes of what came next, "?" for a guide, "!" where the prompt ends with it. Each
-  // is evaluated in parts of at most `most` tokens.
+  // "64 64+ ..." : sizes of what came next, "?" for a guide, "!" where the prompt ends with it.
+  // Each is evaluated in parts of at most `most` tokens.
   std::string course(PromptReader& reader, test::Bounded& bounded, std::size_t most = 1000) {
     std::string out;
     while (!reader.next().empty()) {
       const Tokens next(reader.next().begin(), reader.next().end());
       out += (out.empty() ? "" : " ") + std::to_string(next.size()) +
-             (reader.asking() ? "?" : reader.last() ? "!" : "");
+             (reader.asking() ? "?"
+              : reader.last() ? "!"
+                              : "");
       for (std::size_t done = 0; done < next.size(); done += most) {
         const std::size_t n = std::min(most, next.size() - done);
         EXPECT_EQ(test::decode(bounded.context(), std::span(next).subspan(done, n)), 0);

@@ -78,13 +78,13 @@ struct Arm {
 void ask(Arm& arm, std::size_t index, std::span<const llama_token> prompt) {
   SessionOptions options;
   options.cache = {.budget = 512,
-                           .n_sink = 4,
-                           .window = 8,
-                           .pool = 11,
-                           .fusion = Fusion::kMean,
-                           .queries = QuerySource::kAttention,
-                           .policy = std::string(arm.policy),
-                           .seed = index};
+                   .n_sink = 4,
+                   .window = 8,
+                   .pool = 11,
+                   .fusion = Fusion::kMean,
+                   .queries = QuerySource::kAttention,
+                   .policy = std::string(arm.policy),
+                   .seed = index};
   options.prefill = arm.prefill;
   options.max_tokens = kAnswerTokens;
   options.sampling.temperature = 0.0f;

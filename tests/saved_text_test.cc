@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "morphkv/archive.h"
 #include "model_support.h"
+#include "morphkv/archive.h"
 #include "morphkv/llama_cpp/session.h"
 #include "morphkv/policy.h"
 #include "tiny_model.h"

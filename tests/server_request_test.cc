@@ -33,10 +33,7 @@ std::string render(const std::vector<llama_cpp::ChatMessage>& messages, bool add
 }
 
 RequestDefaults defaults() {
-  return {.settings = Settings(),
-          .allow_past_training = false,
-          .timeout = 60s,
-          .slots = 4};
+  return {.settings = Settings(), .allow_past_training = false, .timeout = 60s, .slots = 4};
 }
 
 RequestReader reader(const RequestDefaults& with = defaults()) {
@@ -234,7 +231,7 @@ TEST(ServerRequest, WithAWrongFieldIsRefusedByItsName) {
       {"policy", "\"best\""},
       {"policy", "7"},
       {"prefill", "\"fast\""},
-      {"prefill", "\"whole\""},   // the server was not started with it
+      {"prefill", "\"whole\""},  // the server was not started with it
       {"profile", "\"paper\""},
       {"fusion", "\"sum\""},
       {"queries", "7"},

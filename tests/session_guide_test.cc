@@ -224,8 +224,7 @@ TEST(SessionGuide, ThePromptsEndIsCutToAMicroBatchAndStaysTogether) {
 TEST(SessionGuide, ALongTailAndLongGuidesTogetherFitIntoTheCells) {
   const ModelPtr model = make_tiny_model({});
   SessionOptions options = small_session(Prefill::kGuided);
-  options.cache.budget =
-      160;  // 160 rows, a tail of 64 and a guide of 64: more than 256 cells
+  options.cache.budget = 160;  // 160 rows, a tail of 64 and a guide of 64: more than 256 cells
   options.guide = 1000;
   for (const int n : {161, 190, 224, 257}) {
     const Tokens prompt = noise_tokens(n, kVocab);

@@ -67,7 +67,8 @@ void add_cache_options(CLI::App* group, CacheOptions& o) {
              std::string(kPrefillHelp),
              [&settings](Prefill prefill) { settings.set_prefill(prefill); });
   Choices<ggml_type> types;
-  for (const ggml_type type : llama_cpp::kCacheTypes) types.emplace_back(ggml_type_name(type), type);
+  for (const ggml_type type : llama_cpp::kCacheTypes)
+    types.emplace_back(ggml_type_name(type), type);
   add_choice(group, "--cache-type-k", o.type_k, types, "(-ctk) type of stored keys");
   add_choice(group, "--cache-type-v", o.type_v, types, "(-ctv) type of stored values");
 }

@@ -1,6 +1,4 @@
 // `morphkv chat`: a conversation in the terminal that may go on for ever in constant memory.
-#include "commands.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -10,6 +8,7 @@
 #include <string>
 
 #include "cache_options.h"
+#include "commands.h"
 #include "engine_log.h"
 #include "line_input.h"
 #include "morphkv/file.h"

@@ -1,6 +1,4 @@
 // `morphkv eval`: how much each rule remembers on a model, as JSON, a table and a page.
-#include "commands.h"
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -14,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "commands.h"
 #include "describe_run.h"
 #include "engine_log.h"
 #include "judge.h"

@@ -43,8 +43,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "morphkv " + std::string(morphkv::kVersion));
   app.require_subcommand(0, 1);  // its own message for none would not name a wrong word
   std::vector<std::unique_ptr<Command>> commands;
-  for (const auto make : {make_run_command, make_chat_command, make_serve_command,
-                          make_eval_command}) {
+  for (const auto make :
+       {make_run_command, make_chat_command, make_serve_command, make_eval_command}) {
     commands.push_back(make(app));
   }
   CLI::App* bench = app.add_subcommand("bench", "Experiments that need no model.");

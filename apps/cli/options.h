@@ -14,11 +14,12 @@
 
 namespace morphkv::cli {
 
-// An option whose text must be a number in [low, high]; the message names all three. `take` gets it.
+// An option whose text must be a number in [low, high]; the message names all three. `take` gets
+// it.
 template <typename Number, typename Low, typename High, typename Take>
-  requires std::is_invocable_v<Take, Number>
-CLI::Option* add_number(CLI::App* app, const std::string& names, Number initial, Low low, High high,
-                        const std::string& help, Take take) {
+requires std::is_invocable_v<Take, Number> CLI::Option* add_number(
+    CLI::App* app, const std::string& names, Number initial, Low low, High high,
+    const std::string& help, Take take) {
   const std::string name =
       names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
   auto parse = [take, low, high, name](const std::string& text) {
@@ -51,9 +52,9 @@ using Choices = std::vector<std::pair<std::string, Value>>;
 
 // An option that takes one of a few words. `take` gets what it stands for.
 template <typename Value, typename Take>
-  requires std::is_invocable_v<Take, Value>
-CLI::Option* add_choice(CLI::App* app, const std::string& names, const Value& initial,
-                        const Choices<Value>& choices, const std::string& help, Take take) {
+requires std::is_invocable_v<Take, Value> CLI::Option* add_choice(
+    CLI::App* app, const std::string& names, const Value& initial, const Choices<Value>& choices,
+    const std::string& help, Take take) {
   std::string words;
   std::string shown;
   for (const auto& [word, value] : choices) {

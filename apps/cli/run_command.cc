@@ -1,6 +1,4 @@
 // `morphkv run`: one prompt, one answer, in constant memory.
-#include "commands.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,19 +10,20 @@
 #include <utility>
 
 #include "cache_options.h"
+#include "commands.h"
 #include "engine_log.h"
 #include "morphkv/file.h"
 #include "morphkv/llama_cpp/chat_template.h"
 #include "morphkv/llama_cpp/model_file.h"
 #include "morphkv/llama_cpp/saved_text.h"
 #include "morphkv/llama_cpp/session.h"
+#include "morphkv/llama_cpp/text_stream.h"
 #include "morphkv/policy.h"
 #include "options.h"
 #include "progress.h"
 #include "prompt_text.h"
 #include "run_record.h"
 #include "sampling_options.h"
-#include "morphkv/llama_cpp/text_stream.h"
 
 namespace morphkv::cli {
 
@@ -169,9 +168,7 @@ struct PreparedTurn {
   Turn turn;
   std::optional<SavedText> session;
 
-  Prompt prompt() const {
-    return {turn.prompt, turn.guides, turn.end_guides_too, turn.question};
-  }
+  Prompt prompt() const { return {turn.prompt, turn.guides, turn.end_guides_too, turn.question}; }
   // What the text begins with: the sinks are among it.
   std::span<const llama_token> beginning() const {
     return session && !session->tokens.empty() ? std::span(session->tokens)
@@ -195,8 +192,7 @@ void check_combinations(const RunOptions& o) {
   validate(cache);
   const bool asked = guides || settings.prefill() == Prefill::kGuided;
   if (asked && !make_policy(cache)->traits().guided) {
-    throw std::invalid_argument("--policy '" + cache.policy +
-                                "' takes no guide: use --policy " +
+    throw std::invalid_argument("--policy '" + cache.policy + "' takes no guide: use --policy " +
                                 policy_names_text(&PolicyTraits::guided) +
                                 ", or leave out --prefill guided, --guide and --guide-text");
   }
@@ -426,7 +422,7 @@ class RunCommand final : public Command {
 
 RunCommand::RunCommand(CLI::App& app)
     : Command(app.add_subcommand("run",
-                                  "Answer one prompt; memory stays constant however long it is.")) {
+                                 "Answer one prompt; memory stays constant however long it is.")) {
   add_input_options(command_, options_);
   add_reading_options(command_, options_);
   add_engine_options(command_, options_);

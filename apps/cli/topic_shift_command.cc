@@ -1,14 +1,13 @@
-#include "commands.h"
-#include "topic_shift.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
 
+#include "commands.h"
 #include "morphkv/version.h"
 #include "run_record.h"
+#include "topic_shift.h"
 
 namespace morphkv::cli {
 namespace {

@@ -166,7 +166,7 @@ std::optional<Choice> read_choice(const Fields& fields, std::string_view name) {
 }
 
 template <class Fields, class Choice>
-  requires std::is_enum_v<Choice>
+requires std::is_enum_v<Choice>
 void read_setting(const Fields& fields, const CacheField<Choice>& field, int, Settings& settings) {
   if (const auto value = read_choice<Fields, Choice>(fields, field.name)) {
     settings.set(field, *value);
@@ -221,8 +221,8 @@ std::vector<ChatMessage> read_messages(const Fields& fields) {
   return messages;
 }
 
-// The given field that an error of Settings::resolve() speaks of first, else where the settings come
-// from.
+// The given field that an error of Settings::resolve() speaks of first, else where the settings
+// come from.
 template <class Fields>
 std::string field_at_fault(const std::string& what, const Fields& fields) {
   std::string fault = fields.find("profile") != nullptr ? "profile" : "budget";

@@ -46,7 +46,7 @@ template <typename T>
 struct CacheField {
   std::string_view name;  // of JSON fields, keyword arguments and messages
   std::string_view flag;  // of command lines and arms of `morphkv eval`; "" = none
-  T CacheConfig::* member;
+  T CacheConfig::*member;
   int least = 0;  // of a number; what fields demand of one another is validate()'s matter
   int most = 0;
   std::string_view help;

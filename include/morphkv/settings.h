@@ -53,8 +53,8 @@ class Settings {
   const Profile& profile() const { return profile_; }
   std::optional<Prefill> prefill() const { return prefill_; }  // that is set
 
-  // The rule alone. The tail is the profile's share of the budget unless `recent` is set. What comes
-  // out may not be valid.
+  // The rule alone. The tail is the profile's share of the budget unless `recent` is set. What
+  // comes out may not be valid.
   CacheConfig cache() const;
   // Throws std::invalid_argument like validate(), and where prefill guided is set for a policy that
   // takes no guide; without being asked for, such a policy streams.

@@ -96,7 +96,7 @@ TokenProbability probability_of(llama_token token, std::span<const float> logits
 std::vector<TokenProbability> likeliest(int n, std::span<const float> logits) {
   std::vector<llama_token> order(logits.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<llama_token>(i);
-  const auto most = std::min(order.begin() + n, order.end());
+  const auto most = order.begin() + std::min(static_cast<std::ptrdiff_t>(n), std::ssize(order));
   std::partial_sort(order.begin(), most, order.end(), [&](llama_token a, llama_token b) {
     const float la = logits[static_cast<std::size_t>(a)];
     const float lb = logits[static_cast<std::size_t>(b)];

@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "morphkv/archive.h"
 #include "bounded_sequence.h"
+#include "morphkv/archive.h"
 #include "morphkv/policy.h"
 #include "morphkv/snapshot.h"
 

@@ -207,8 +207,8 @@ SessionResult Session::carry_out(const Prompt& prompt, int max_tokens,
     if (now.reading || prompt_read_) continue;
     result.prefill_ms = ms_since(start);
     evict_before = now.evict_ms;
-    result.prompt_tokens = static_cast<int>(
-        std::min<std::int64_t>(total, slots_->evictor().offset() - reused));
+    result.prompt_tokens =
+        static_cast<int>(std::min<std::int64_t>(total, slots_->evictor().offset() - reused));
     prompt_read_ = result.prompt_tokens == total;
     if (prompt_read_) report(total);
   }

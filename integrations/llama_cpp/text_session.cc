@@ -39,8 +39,7 @@ Turn TextSession::turn_of(Tokens prompt, std::size_t question, const TextTurn& t
   if (turn.prefill != Prefill::kGuided) {
     if (!t.guides.empty()) {
       throw std::invalid_argument("guides are given, but prefill '" +
-                                  std::string(to_string(turn.prefill)) +
-                                  "' asks none: use guided");
+                                  std::string(to_string(turn.prefill)) + "' asks none: use guided");
     }
     turn.guides.clear();
   }
@@ -59,8 +58,8 @@ void TextSession::begin(const std::string& text, const TextTurn& turn) {
         "the prompt is empty, and no cut answer is there to go on with: give some text");
   }
   Tokens prompt(said.begin(), said.end());
-  const Tokens more = prompt.empty() ? tokenize(model_, text, false)
-                                     : tokenize_continuation(model_, text);
+  const Tokens more =
+      prompt.empty() ? tokenize(model_, text, false) : tokenize_continuation(model_, text);
   if (!text.empty()) prompt.insert(prompt.end(), more.begin(), more.end());
   begin(turn_of(std::move(prompt), 0, turn), turn);
   messages_.clear();
@@ -101,10 +100,11 @@ void TextSession::say(const std::string& content, const TextTurn& turn) {
 
 void TextSession::begin(Turn turn, const TextTurn& wishes) {
   AnswerText text(wishes.stop);
-  slots_.begin(0, std::move(turn),
-               {.on_token = [this](const GeneratedToken& token) { shown_ += text_.push(token.text); },
-                .on_end = [this](FinishReason reason) { finish(std::string(to_string(reason))); },
-                .on_error = [this](const std::string& what) { error_ = what; }});
+  slots_.begin(
+      0, std::move(turn),
+      {.on_token = [this](const GeneratedToken& token) { shown_ += text_.push(token.text); },
+       .on_end = [this](FinishReason reason) { finish(std::string(to_string(reason))); },
+       .on_error = [this](const std::string& what) { error_ = what; }});
   finish_reason_.clear();
   text_ = std::move(text);
   shown_.clear();

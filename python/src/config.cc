@@ -34,16 +34,15 @@ int to_int(const char* field, std::int64_t value) {
 
 CacheConfig make_config(const Fields& fields) {
   const auto& [budget, n_sink, window, recent, pool, fusion, queries, policy, seed] = fields;
-  CacheConfig config{
-      .budget = to_int("budget", budget),
-      .n_sink = to_int("n_sink", n_sink),
-      .window = to_int("window", window),
-      .recent = to_int("recent", recent),
-      .pool = to_int("pool", pool),
-      .fusion = choice_of<Fusion>("fusion", fusion),
-      .queries = choice_of<QuerySource>("queries", queries),
-      .policy = policy,
-      .seed = seed};
+  CacheConfig config{.budget = to_int("budget", budget),
+                     .n_sink = to_int("n_sink", n_sink),
+                     .window = to_int("window", window),
+                     .recent = to_int("recent", recent),
+                     .pool = to_int("pool", pool),
+                     .fusion = choice_of<Fusion>("fusion", fusion),
+                     .queries = choice_of<QuerySource>("queries", queries),
+                     .policy = policy,
+                     .seed = seed};
   validate(config);
   return config;
 }

@@ -86,8 +86,8 @@ T typed(std::string_view name, const nb::handle& value) {
 
 void set(Settings& settings, const CacheField<int>& field, const nb::handle& value) {
   const std::string name(field.name);
-  settings.set(field, to_int(name.c_str(), typed<std::int64_t>(name, value), field.least,
-                             field.most));
+  settings.set(field,
+               to_int(name.c_str(), typed<std::int64_t>(name, value), field.least, field.most));
 }
 template <typename T>
 void set(Settings& settings, const CacheField<T>& field, const nb::handle& value) {

@@ -60,8 +60,8 @@ struct SessionResult {
   EvictorStats cache;             // at the end
 };
 
-// What run() checks of a prompt behind the tokens `before` of a resumed text, for a model that may be
-// loaded vocab_only. Throws like check_turn().
+// What run() checks of a prompt behind the tokens `before` of a resumed text, for a model that may
+// be loaded vocab_only. Throws like check_turn().
 void check_prompt(const Prompt& prompt, const SessionOptions& options, const llama_model* model,
                   std::span<const llama_token> before = {});
 
@@ -109,8 +109,8 @@ class Session {
 
   const llama_model* model_;
   SessionOptions options_;
-  std::optional<SavedText> resumed_;  // until it is read on
-  std::unique_ptr<Slots> slots_;      // once the prompt is known
+  std::optional<SavedText> resumed_;          // until it is read on
+  std::unique_ptr<Slots> slots_;              // once the prompt is known
   const SessionCallbacks* active_ = nullptr;  // while a turn goes on
   bool prompt_read_ = false;
 };

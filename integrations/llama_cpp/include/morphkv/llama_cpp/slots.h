@@ -27,9 +27,9 @@ struct SlotsOptions {
   // (bounded_micro_batch()). Larger ones are read faster, and forget no more (docs/guided.md).
   int piece = 512;
   int guide_tokens = kMostGuide;  // most tokens of a guide
-  int call_tokens = 0;   // most tokens between two evictions, guides included; 0 = what suits both
+  int call_tokens = 0;  // most tokens between two evictions, guides included; 0 = what suits both
   int batch_tokens = 128;  // most tokens evaluated in one step, over all slots
-  int threads = 0;       // 0 = one per core
+  int threads = 0;         // 0 = one per core
   ggml_type type_k = GGML_TYPE_F16;
   ggml_type type_v = GGML_TYPE_F16;
   bool evicts = true;   // false: for turns of policy full, of at most `budget` tokens

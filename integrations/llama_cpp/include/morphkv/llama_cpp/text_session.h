@@ -38,8 +38,8 @@ class TextSession {
   TextSession(const llama_model* model, const TextSessionOptions& options);
 
   // Begin a turn. The text goes on behind all there was ("": an answer that was cut does); the
-  // messages do if that is how they begin, else they start from nothing. say() adds a message of the
-  // user to the chat. Throw as Slots::begin() and ChatTemplate do, and std::invalid_argument;
+  // messages do if that is how they begin, else they start from nothing. say() adds a message of
+  // the user to the chat. Throw as Slots::begin() and ChatTemplate do, and std::invalid_argument;
   // nothing has changed then.
   void begin(const std::string& text, const TextTurn& turn);
   void begin(const std::vector<ChatMessage>& messages, const TextTurn& turn);

@@ -25,8 +25,8 @@ using morphkv::to_string;
 // Tokens at a prompt's end that are its guide, unless a turn says otherwise; fewer where that would
 // cost more than an eighth of a piece.
 inline constexpr int kGuideTokens = 24;
-// Most tokens of a guide that slots reserve room for, unless told otherwise: their queries are kept,
-// of every layer and slot.
+// Most tokens of a guide that slots reserve room for, unless told otherwise: their queries are
+// kept, of every layer and slot.
 inline constexpr int kMostGuide = 64;
 // There is always an end: this many tokens when neither a limit nor the trained length gives one.
 inline constexpr int kTokenCap = 32768;
