@@ -47,6 +47,15 @@ ResolvedSettings Settings::resolve() const {
 
 namespace {
 
+template <typename Choice>
+std::string words_of() {
+  std::string words;
+  for (const Choice choice : kChoices<Choice>) {
+    words += (words.empty() ? "" : ", ") + std::string(to_string(choice));
+  }
+  return words;
+}
+
 template <typename T>
 std::string taken(const CacheField<T>& field) {
   if constexpr (std::is_same_v<T, int>) {
@@ -54,11 +63,7 @@ std::string taken(const CacheField<T>& field) {
   } else if constexpr (std::is_same_v<T, std::string>) {
     return policy_names_text();
   } else if constexpr (std::is_enum_v<T>) {
-    std::string words;
-    for (const T choice : kChoices<T>) {
-      words += (words.empty() ? "" : ", ") + std::string(to_string(choice));
-    }
-    return words;
+    return words_of<T>();
   } else {
     return "a whole number";
   }
@@ -94,7 +99,7 @@ std::string settings_table() {
     add(field.flag, field.name, taken(field), value_in, field.help);
   });
   add(
-      "prefill", "prefill", "guided, stream, whole",
+      "prefill", "prefill", words_of<Prefill>(),
       [](const Profile& profile) { return std::string(to_string(profile.prefill)); }, kPrefillHelp);
   return table;
 }

@@ -48,8 +48,6 @@ class Settings {
   void set_recent_percent(int percent) { profile_.recent_percent = percent; }
 
   bool has(std::string_view name) const { return names_.contains(name); }
-  // Names of the fields that are set.
-  const std::set<std::string_view>& names() const { return names_; }
   const Profile& profile() const { return profile_; }
   std::optional<Prefill> prefill() const { return prefill_; }  // that is set
 
